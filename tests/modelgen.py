@@ -28,9 +28,9 @@ import oracle
 
 VERSION = 1  # of what is generated: part of the name of a cached bench model
 FIXTURE = Path(__file__).resolve().parent / "data" / "lfm2-tiny"
-SPECIALS = ("<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|fim_pre|>", "<|fim_mid|>", "<|fim_suf|>", "<|im_start|>", "<|im_end|>",
-            "<|tool_list_start|>", "<|tool_list_end|>", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_response_start|>",
-            "<|tool_response_end|>")
+SPECIALS = ("<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|fim_pre|>", "<|fim_mid|>", "<|fim_suf|>", "<|im_start|>",
+            "<|im_end|>", "<|tool_list_start|>", "<|tool_list_end|>", "<|tool_call_start|>", "<|tool_call_end|>",
+            "<|tool_response_start|>", "<|tool_response_end|>")
 CHATML = ("{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
@@ -62,20 +62,25 @@ class Shape:
     n_dense: int = 0  # leading layers without experts
 
 
-_FIVE = dict(n_layer=5, attention=(2, 4), n_head=4, n_head_kv=2, n_ff=256, basename="LFM2.5", size_label="1M", n_ctx_train=4096)
-_SIXTEEN = dict(n_layer=16, attention=(2, 5, 8, 10, 12, 14), n_head_kv=8, vocab="A", template="LFM2.5-Instruct.jinja")
+_FIVE: dict[str, Any] = {"n_layer": 5, "attention": (2, 4), "n_head": 4, "n_head_kv": 2, "n_ff": 256, "vocab": "tiny",
+                         "template": "LFM2.5-Instruct.jinja", "basename": "LFM2.5", "size_label": "1M", "n_ctx_train": 4096}
+_SIXTEEN: dict[str, Any] = {"n_layer": 16, "attention": (2, 5, 8, 10, 12, 14), "n_head_kv": 8, "vocab": "A"}
 SHAPES = {
-    "tiny": Shape("lfm2", 128, vocab="tiny", template="LFM2.5-Instruct.jinja", name="LFM2.5 Tiny Random", **_FIVE),
-    "tiny-moe": Shape("lfm2moe", 128, vocab="tiny-last", template="LFM2.5-8B-A1B.jinja", name="LFM2.5 Tiny Random A1M",
-                      n_expert=4, n_expert_used=2, n_ff_exp=64, n_dense=1, **_FIVE),
-    "tiny-dense": Shape("llama", 128, vocab="tiny-dense", template=CHATML, name="Tiny Random Dense", **{**_FIVE, "basename": "Tiny"}),
-    "350M": Shape("lfm2", 1024, n_head=16, n_ff=4608, name="LFM2.5 350M", basename="LFM2.5", size_label="350M", **_SIXTEEN),
-    "700M": Shape("lfm2", 1536, n_head=24, n_ff=6912, name="LFM2 700M", basename="LFM2", size_label="700M",
-                  **{**_SIXTEEN, "template": "LFM2-8B-A1B.jinja"}),
-    "1.2B": Shape("lfm2", 2048, n_head=32, n_ff=8192, name="LFM2.5 1.2B Instruct", basename="LFM2.5", size_label="1.2B",
-                  finetune="Instruct", **_SIXTEEN),
-    "8B-A1B": Shape("lfm2moe", 2048, 24, (2, 6, 10, 14, 18, 21), 32, 8, 7168, "A", "LFM2-8B-A1B.jinja", "LFM2 8B A1B", "LFM2",
-                    "8B-A1B", n_expert=32, n_expert_used=4, n_ff_exp=1792, n_dense=2),
+    "tiny": Shape("lfm2", 128, name="LFM2.5 Tiny Random", **_FIVE),
+    "tiny-wide": Shape("lfm2", 256, name="LFM2.5 Tiny Wide Random", **_FIVE),  # rows of 256: can be quantised to K types
+    "tiny-moe": Shape("lfm2moe", 128, name="LFM2.5 Tiny Random A1M", n_expert=4, n_expert_used=2, n_ff_exp=64, n_dense=1,
+                      **{**_FIVE, "vocab": "tiny-last", "template": "LFM2.5-8B-A1B.jinja"}),
+    "tiny-dense": Shape("llama", 128, name="Tiny Random Dense",
+                        **{**_FIVE, "vocab": "tiny-dense", "template": CHATML, "basename": "Tiny"}),
+    "350M": Shape("lfm2", 1024, n_head=16, n_ff=4608, template="LFM2.5-Instruct.jinja", name="LFM2.5 350M", basename="LFM2.5",
+                  size_label="350M", **_SIXTEEN),
+    "700M": Shape("lfm2", 1536, n_head=24, n_ff=6912, template="LFM2-8B-A1B.jinja", name="LFM2 700M", basename="LFM2",
+                  size_label="700M", **_SIXTEEN),
+    "1.2B": Shape("lfm2", 2048, n_head=32, n_ff=8192, template="LFM2.5-Instruct.jinja", name="LFM2.5 1.2B Instruct",
+                  basename="LFM2.5", size_label="1.2B", finetune="Instruct", **_SIXTEEN),
+    "8B-A1B": Shape("lfm2moe", 2048, n_layer=24, attention=(2, 6, 10, 14, 18, 21), n_head=32, n_head_kv=8, n_ff=7168, vocab="A",
+                    template="LFM2-8B-A1B.jinja", name="LFM2 8B A1B", basename="LFM2", size_label="8B-A1B", n_expert=32,
+                    n_expert_used=4, n_ff_exp=1792, n_dense=2),
 }
 
 
@@ -111,7 +116,7 @@ def vocabulary(kind: str) -> Vocab:
 
 
 def _vocabulary_a() -> Vocab:
-    """Specials 0-13, reserved and image tokens to 499, 256 bytes, merges, <think> 64400, </think> 64401, reserved to the end."""
+    """Specials 0-13, reserved and image tokens to 499, 256 bytes, merges to 64399, <think>, </think>, reserved to the end."""
     named = dict(enumerate(SPECIALS)) | {396: "<image>", 497: "<|img_thumbnail|>", 498: "<|image_start|>", 499: "<|image_end|>"}
     named |= {397 + 10 * r + c: f"<|img_row_{r + 1}_col_{c + 1}|>" for r in range(10) for c in range(10)}
     named |= {64400: "<think>", 64401: "</think>"}
@@ -205,6 +210,19 @@ def weights(shape: Shape, vocab: Vocab, dtype: np.dtype[Any], seed: int) -> Iter
             yield name, noise.draw(dims, dims[-1] ** -0.5, dtype)
 
 
+def _add(w: gguf.GGUFWriter, name: str, value: Any) -> None:
+    if isinstance(value, bool):
+        w.add_bool(name, value)
+    elif isinstance(value, int):
+        w.add_uint32(name, value)
+    elif isinstance(value, float):
+        w.add_float32(name, value)
+    elif isinstance(value, str):
+        w.add_string(name, value)
+    else:
+        w.add_array(name, value)
+
+
 def write_metadata(w: gguf.GGUFWriter, shape: Shape, vocab: Vocab, dtype: str, metadata: dict[str, Any]) -> None:
     """The keys that a converted model carries. `metadata` adds to them or replaces them (None: leaves the key out)."""
     s = shape
@@ -232,19 +250,8 @@ def write_metadata(w: gguf.GGUFWriter, shape: Shape, vocab: Vocab, dtype: str, m
                    "leading_dense_block_count": s.n_dense, "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
                    "expert_weights_norm": True}
     for key, value in (values | metadata).items():
-        if value is None:
-            continue
-        name = key if key.startswith(("general.", "tokenizer.")) else f"{s.arch}.{key}"
-        if isinstance(value, bool):
-            w.add_bool(name, value)
-        elif isinstance(value, int):
-            w.add_uint32(name, value)
-        elif isinstance(value, float):
-            w.add_float32(name, value)
-        elif isinstance(value, str):
-            w.add_string(name, value)
-        else:
-            w.add_array(name, value)
+        if value is not None:
+            _add(w, key if key.startswith(("general.", "tokenizer.")) else f"{s.arch}.{key}", value)
 
 
 def write_model(path: str | os.PathLike[str], shape: str | Shape, *, dtype: str = "F16", seed: int = 0,
@@ -278,6 +285,31 @@ def write_model(path: str | os.PathLike[str], shape: str | Shape, *, dtype: str 
             writer.write_tensor_data(x)  # one tensor in memory at a time
     writer.close()
     return path
+
+
+def copy_model(source: str | os.PathLike[str], target: str | os.PathLike[str], *, f32: bool = False, arch: str | None = None,
+               metadata: dict[str, Any] | None = None, without: tuple[str, ...] = ()) -> Path:
+    """Copy an F32 or F16 model, changed: all tensors as F32, another architecture name, keys added or replaced (None: left
+    out), tensors left out. Keys are full names."""
+    target, reader = Path(target), gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, arch or reader.fields["general.architecture"].contents())
+    changed = metadata or {}
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture" and name not in changed:
+            kind = field.types[0]
+            writer.add_key_value(name, field.contents(), kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+    for name, value in changed.items():
+        if value is not None:
+            _add(writer, name, value)
+    for tensor in reader.tensors:
+        if tensor.name not in without:
+            data = np.asarray(tensor.data)
+            writer.add_tensor(tensor.name, data.astype(np.float32) if f32 else data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
 
 
 def n_params(shape: str | Shape) -> int:

@@ -58,7 +58,7 @@ def check_layout(header: str) -> None:
     fields = []
     for line in re.findall(r"^\s*([^/\n;]+);", body[1], re.M):
         declared, name = line.rsplit(maxsplit=1)
-        kind = ctypes.c_int if declared.startswith("enum") else ctypes.c_void_p if "*" in line else kinds[declared]
+        kind = ctypes.c_int if declared.startswith("enum") else ctypes.c_void_p if "*" in line else kinds.get(declared)
         fields.append((name.lstrip("*"), kind))
     if tuple(fields) != QuantizeParams._fields_:
         raise RuntimeError(f"llama_model_quantize_params is {fields} in llama.h")
