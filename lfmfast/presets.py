@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from lfmfast.errors import ParameterError
 from lfmfast.params import NEUTRAL, SamplingParams
@@ -162,7 +163,7 @@ def _from_gguf(metadata: Mapping[str, str]) -> dict[str, tuple[SamplingParams, s
         if text is None:
             continue
         try:
-            value: object = text.split(";") if field == "samplers" else int(text) if field in _INTEGERS else float(text)
+            value: Any = text.split(";") if field == "samplers" else int(text) if field in _INTEGERS else float(text)
             found[field] = (SamplingParams(**{field: value}), f"GGUF {key}")
         except (ParameterError, ValueError) as problem:
             _log.warning("%s = %r in the GGUF is ignored: %s", key, text, problem)
