@@ -66,8 +66,8 @@ cdef extern from "engine/sampler.h" namespace "lfmfast" nogil:
         int32_t token
         float logprob
 
-    float cpp_log_probs "lfmfast::log_probs"(const float * logits, int32_t n_vocab, int32_t token, size_t n_top,
-                                            vector[token_logprob] & top) except +raise_error
+    float cpp_log_probs "lfmfast::log_probs"(
+        const float * logits, int32_t n_vocab, int32_t token, size_t n_top, vector[token_logprob] & top) except +raise_error
 
 
 cdef extern from "engine/sampler_pool.h" namespace "lfmfast" nogil:
@@ -81,6 +81,6 @@ cdef extern from "engine/sampler_pool.h" namespace "lfmfast" nogil:
         uint64_t n_tied()
 
 
-# A resolved SamplingParams for C++. `suppress` are tokens that are never to be picked (the vocabulary's own, and with ignore_eos
-# the end-of-generation tokens); `breakers` are DRY's sequence breakers as token sequences.
-cdef sampler_params native_params(params, suppress=*, breakers=*) except *
+# Writes SamplingParams (what is not set is neutral) for C++. `suppress`: tokens never to be picked (the vocabulary's own, and
+# the end-of-generation tokens with ignore_eos); `breakers`: DRY's sequence breakers as token sequences.
+cdef int fill_params(sampler_params & out, params, suppress=*, breakers=*) except -1

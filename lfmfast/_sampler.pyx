@@ -14,9 +14,10 @@ from lfmfast.params import NEUTRAL, SAMPLERS, SamplingParams
 _LITTLE_ENDIAN = sys.byteorder == "little"
 
 
-cdef sampler_params native_params(params, suppress=(), breakers=()) except *:
-    cdef sampler_params out
+cdef int fill_params(sampler_params & out, params, suppress=(), breakers=()) except -1:
+    params = params.resolved()
     cdef vector[vector[int32_t]] sequences
+    out.logit_bias.clear()
     for token, bias in params.logit_bias.items():
         out.logit_bias.push_back(pair[int32_t, float](<int32_t>token, <float>bias))
     for token in suppress:
@@ -51,7 +52,7 @@ cdef sampler_params native_params(params, suppress=(), breakers=()) except *:
     out.stages.clear()
     for name in params.samplers:
         out.stages.push_back(<sampler_stage><int>SAMPLERS.index(name))  # same order as sampler_stage
-    return out
+    return 0
 
 
 cdef class _Rows:
@@ -65,7 +66,8 @@ cdef class _Rows:
         try:
             PyObject_GetBuffer(logits, &self.view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
         except (TypeError, ValueError, BufferError) as problem:
-            raise ParameterError(f"logits must be a C-contiguous float32 buffer, not {type(logits).__name__}: {problem}") from None
+            raise ParameterError(
+                f"logits must be a C-contiguous float32 buffer, not {type(logits).__name__}: {problem}") from None
         self.held = True
         kind = self.view.format.decode("ascii", "replace") if self.view.format is not NULL else "B"
         shape = tuple(self.view.shape[i] for i in range(self.view.ndim))
@@ -121,7 +123,8 @@ cdef class SamplerChain:
         if isinstance(n_vocab, bool) or not isinstance(n_vocab, int) or not 0 < n_vocab < 2**31:
             raise ParameterError(f"n_vocab must be an integer from 1 to 2147483647, not {n_vocab!r}")
         resolved = NEUTRAL.merged(params, **overrides)
-        cdef sampler_params native = native_params(resolved, (), _sequences(dry_breakers, n_vocab))
+        cdef sampler_params native
+        fill_params(native, resolved, (), _sequences(dry_breakers, n_vocab))
         cdef int32_t n = n_vocab
         self._chain.reset(new shared_sampler(native, n))
         self.n_vocab = n
