@@ -1,0 +1,114 @@
+"""The `lfmfast` command.
+
+Exit codes: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C. Only a model's text, or what was asked for, goes to stdout.
+The sub-commands import models and servers when they run, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from lfmfast.cli import _options
+from lfmfast.cli.chat import chat
+from lfmfast.cli.info import info
+from lfmfast.cli.pull import pull
+from lfmfast.cli.tokenize import tokenize
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="lfmfast",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for command in (chat, info, pull, tokenize):
+    app.command()(command)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"lfmfast {version('lfmfast')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Run Liquid AI's LFM2 models (GGUF) on this machine.
+
+    \b
+    lfmfast chat demo "What is the capital of France?"
+    lfmfast chat -hf LiquidAI/LFM2.5-1.2B-Instruct-GGUF
+    lfmfast COMMAND --help
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    _options.verbose = False
+    _use_utf8()
+    command: Any = typer.main.get_command(app)
+    try:
+        with command.make_context("lfmfast", args) as context:
+            command.invoke(context)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return 0
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except typer.Abort:
+        return 130
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `| head -1` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        usage = _usage_message(error, args)
+        if usage is None and _options.verbose:
+            traceback.print_exc()
+        _options.complain(usage or _options.describe(error))
+        return 1 if usage is None else 2
+
+
+def _use_utf8() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+def _usage_message(error: Exception, args: list[str]) -> str | None:
+    """The message of usage errors, with the closest option or command; None for other exceptions.
+
+    By names, because some versions of typer use click and others a copy of it.
+    """
+    if isinstance(error, _options.UsageError):
+        return str(error)
+    if not any(c.__name__ == "ClickException" for c in type(error).__mro__):
+        return None
+    context = getattr(error, "ctx", None)
+    text = str(getattr(error, "message", "")) or error.format_message()  # type: ignore[attr-defined]
+    given, known = getattr(error, "option_name", None), []
+    if context is not None:
+        known = [name for p in context.command.get_params(context) for name in getattr(p, "opts", ()) if name.startswith("-")]
+    kind = "option"
+    if given is None and text.startswith("No such command"):
+        given, known, kind = text.split("'")[1], context.command.list_commands(context) if context else [], "command"
+    if given is not None:
+        close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"there is no {kind} {given}{hint} (see `{context.command_path if context else 'lfmfast'} --help`)"
+    return error.format_message()  # type: ignore[attr-defined,no-any-return]
