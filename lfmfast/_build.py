@@ -1,0 +1,35 @@
+"""What lfmfast was built from and with, and what it finds on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lfmfast
+from lfmfast._model import native_build_info
+
+
+def build_info() -> dict[str, Any]:
+    """Facts for a bug report.
+
+    Returns
+    -------
+    dict
+        ``version`` of lfmfast; ``llama_cpp`` build; ``compiler``; ``build_type``; ``cpu_flags`` that ggml's CPU backend
+        was compiled with; ``cpu_features_compiled`` and ``cpu_features_found`` (lists of names); ``devices``.
+
+    Examples
+    --------
+    >>> build_info()["version"] == lfmfast.__version__
+    True
+    """
+    info: dict[str, Any] = {"version": lfmfast.__version__}
+    devices = []
+    for name, value in native_build_info():
+        if name == "device":
+            devices.append(value)
+        elif name.startswith("cpu_features"):
+            info[name] = value.split()
+        else:
+            info[name] = value
+    info["devices"] = devices
+    return info

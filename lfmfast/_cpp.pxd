@@ -1,0 +1,190 @@
+# Declarations of the C++ engine (engine/*.h), one block per header. The sampler's and the template's are in their own .pxd.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libcpp cimport bool
+from libcpp.memory cimport shared_ptr
+from libcpp.string cimport string
+from libcpp.utility cimport pair
+from libcpp.vector cimport vector
+
+from lfmfast._error cimport raise_error
+from lfmfast._sampler cimport sampler_params, token_logprob
+
+
+cdef extern from "engine/process.h" namespace "lfmfast" nogil:
+    int current_pid() noexcept
+
+
+cdef extern from "engine/log.h" namespace "lfmfast" nogil:
+    cdef cppclass log_line:
+        int level
+        string text
+    void log_set_level(int level) noexcept
+    vector[log_line] log_drain() except +raise_error
+
+
+cdef extern from "engine/model.h" namespace "lfmfast" nogil:
+    cdef cppclass model_params:
+        model_params()
+        int32_t n_gpu_layers
+        bool use_mmap
+        bool use_mlock
+        bool vocab_only
+        bool check_tensors
+        bool repack
+
+    cdef cppclass model:
+        const string & path()
+        string description() except +raise_error
+        uint64_t size()
+        uint64_t n_params()
+        int32_t n_ctx_train()
+        int32_t n_embd()
+        int32_t n_layer()
+        bool is_hybrid()
+        bool is_recurrent()
+        vector[pair[string, string]] metadata() except +raise_error
+        string chat_template() except +raise_error
+        int32_t n_vocab()
+        int32_t bos()
+        int32_t eos()
+        int32_t eot()
+        int32_t pad()
+        bool add_bos()
+        bool is_eog(int32_t token) except +raise_error
+        bool is_control(int32_t token) except +raise_error
+        vector[pair[int32_t, string]] control_tokens() except +raise_error
+        int32_t token_id(const string & text) except +raise_error
+        vector[int32_t] tokenize(const string & text, bool add_special, bool parse_special) except +raise_error
+        string detokenize(const vector[int32_t] & tokens, bool special) except +raise_error
+
+    cdef cppclass model_loader:
+        model_loader(string path, const model_params & params) except +raise_error
+        bool wait(int timeout_ms) except +raise_error
+        float progress()
+        void cancel()
+        shared_ptr[model] take() except +raise_error
+
+    cdef cppclass gguf_value:
+        string key
+        string type
+        bool is_array
+        uint64_t count
+        vector[int64_t] integers
+        vector[double] reals
+        vector[string] strings
+
+    cdef cppclass gguf_tensor:
+        string name
+        string type
+        vector[int64_t] shape
+        uint64_t n_bytes
+
+    cdef cppclass gguf_header:
+        uint32_t version
+        vector[gguf_value] metadata
+        vector[gguf_tensor] tensors
+
+    gguf_header cpp_read_gguf "lfmfast::read_gguf"(const string & path, uint64_t max_elements) except +raise_error
+    vector[pair[string, string]] cpp_build_info "lfmfast::build_info"() except +raise_error
+
+
+cdef extern from "engine/context.h" namespace "lfmfast" nogil:
+    cdef cppclass context_params:
+        context_params()
+        int64_t n_ctx
+        int64_t n_batch
+        int64_t n_ubatch
+        int64_t n_seq_max
+        int64_t n_rs_seq
+        int64_t n_threads
+        int64_t n_threads_batch
+        string type_k
+        string type_v
+        int flash_attn
+        bool kv_unified
+        bool offload_kqv
+
+    cdef cppclass batch:
+        batch(int64_t n_tokens_max, int64_t n_seq_max) except +raise_error
+        void add(int64_t token, int64_t pos, const vector[int64_t] & seq_ids, bool output) except +raise_error
+        void clear()
+        size_t size()
+        size_t capacity()
+        size_t n_outputs()
+
+    cdef cppclass context:
+        context(shared_ptr[model] model, const context_params & params) except +raise_error
+        int64_t n_ctx()
+        int64_t n_ctx_seq()
+        int64_t n_batch()
+        int64_t n_ubatch()
+        int64_t n_seq_max()
+        void decode(const batch & batch) except +raise_error
+        void abort()
+        size_t n_outputs()
+        const float * logits() except +raise_error
+        bool seq_rm(int64_t seq, int64_t p0, int64_t p1) except +raise_error
+        void seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) except +raise_error
+        void seq_keep(int64_t seq) except +raise_error
+        int64_t seq_pos_min(int64_t seq) except +raise_error
+        int64_t seq_pos_max(int64_t seq) except +raise_error
+        void clear(bool data) except +raise_error
+        vector[uint8_t] state_seq_get(int64_t seq, bool partial) except +raise_error
+        void state_seq_set(int64_t seq, const uint8_t * data, size_t size, bool partial) except +raise_error
+        void set_n_threads(int64_t n_threads, int64_t n_threads_batch) except +raise_error
+
+    shared_ptr[context] make_context(shared_ptr[model] model, const context_params & params) except +raise_error
+
+
+cdef extern from "engine/engine.h" namespace "lfmfast" nogil:
+    cdef cppclass request:
+        request()
+        vector[int32_t] prompt
+        sampler_params sampling
+        int64_t max_tokens
+        vector[string] stops
+        int64_t n_logprobs
+        bool cache_prompt
+
+    cdef cppclass token_info:
+        int32_t token
+        float logprob
+        vector[token_logprob] top
+
+    cdef cppclass piece:
+        string text
+        vector[token_info] tokens
+
+    cdef enum class finish_reason(int):
+        none
+        stop
+        length
+        cancelled
+        failed
+
+    cdef cppclass timings:
+        int64_t n_prompt
+        int64_t n_cached
+        int64_t n_predicted
+        int64_t wait_us
+        int64_t prompt_us
+        int64_t predict_us
+        int64_t decode_us
+        int64_t sample_us
+        int64_t text_us
+
+    cdef cppclass stream:
+        bool wait(int timeout_ms, vector[piece] & out) except +raise_error
+        void cancel()
+        finish_reason reason()
+        const string & stop_string()
+        const timings & times()
+
+    cdef cppclass engine:
+        engine(shared_ptr[model] model, const context_params & params) except +raise_error
+        shared_ptr[stream] submit(request r) except +raise_error
+        void close()
+        void forget()
+        int64_t n_ctx()
+
+    shared_ptr[engine] make_engine(shared_ptr[model] model, const context_params & params) except +raise_error
