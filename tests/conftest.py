@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import modelgen
+import oracle
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-if not any((ROOT / "lfmfast").glob("_model.*.[sp][oy]*")):
-    # `python -m pytest` puts the repository on sys.path, where lfmfast/ is source without its native modules and would hide
-    # the installed package.
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
-
-import modelgen  # noqa: E402
+oracle.use_installed_package()
 
 if TYPE_CHECKING:
     from lfmfast import Model

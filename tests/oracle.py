@@ -49,6 +49,13 @@ def llama_cpp_dir() -> Path:
     return Path(os.environ.get("LFMFAST_LLAMA_CPP_DIR") or ROOT / "extern" / "llama.cpp")
 
 
+def use_installed_package() -> None:
+    """Take the repository off sys.path where its lfmfast/ is source without native modules, and would hide the installed
+    package: `python -m` puts it there."""
+    if not any((ROOT / "lfmfast").glob("_model.*.[sp][oy]*")):
+        sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+
+
 def check_layout(header: str) -> None:
     """Raise RuntimeError where `QuantizeParams` or `FTYPES` differ from the text of llama.h."""
     body = re.search(r"typedef struct llama_model_quantize_params \{(.*?)\} llama_model_quantize_params;", header, re.S)
