@@ -5,6 +5,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))  # modelgen and oracle
 
-import oracle  # noqa: E402
+import oracle
 
 oracle.use_installed_package()

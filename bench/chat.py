@@ -42,16 +42,18 @@ def worker(model_file: str, n_threads: int, n_tokens: int, greedy: bool) -> dict
             last = piece
         seconds = time.perf_counter() - begin
     t = last.timings
-    per_token = {name: getattr(t, f"{name}_ms") / (t.predicted_tokens - 1) for name in ("predicted", "decode", "sample", "text")}
+    parts = ("predicted", "decode", "sample", "text")
+    per_token = {name: getattr(t, f"{name}_ms") / (t.predicted_tokens - 1) for name in parts}
     return {"rate": n_seen / seconds, "engine_rate": t.predicted_per_second, "tokens": t.predicted_tokens,
             "finish_reason": last.finish_reason, "ms_per_token": per_token}
 
 
 def ours(model_file: Path, n_threads: int, n_tokens: int, greedy: bool) -> dict[str, Any]:
     """Run `worker` in a process of its own."""
-    command = [sys.executable, "-m", "bench.chat", "--worker", str(model_file), "--threads", str(n_threads), "-n", str(n_tokens)]
-    done = subprocess.run([*command, *(["--greedy"] if greedy else [])], cwd=Path(__file__).resolve().parent.parent,
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    command = [sys.executable, "-m", "bench.chat", "--worker", str(model_file), "--threads", str(n_threads), "-n", str(n_tokens),
+               *(["--greedy"] if greedy else [])]
+    done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True)
     if done.returncode:
         raise SystemExit(f"lfmfast failed:\n{done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -90,7 +92,8 @@ def main(argv: list[str] | None = None) -> int:
     model_file = args.model or modelgen.bench_model(args.shape, args.quant)
     peers.program("llama-bench")
     print(f"machine    {report.machine()}")
-    print(f"model      {report.file(model_file)}; threads {args.threads}; {args.tokens} tokens; {args.repeats} repeats, in turns")
+    print(f"model      {report.file(model_file)}")
+    print(f"run        {args.threads} threads, {args.tokens} tokens, {args.repeats} repeats in turns")
     print(f"lfmfast    {json.dumps(lfmfast.build_info())}")
     print(f"peer       llama-bench of the same source, {' '.join(peers.flags())}")
     their_rates, our_runs = [], []
@@ -106,11 +109,12 @@ def main(argv: list[str] | None = None) -> int:
     ratio = statistics.median(rates) / statistics.median(their_rates)
     print(f"llama-bench tg{args.tokens}    {report.spread(their_rates)} tok/s (min / median / max)")
     print(f"chat.stream         {report.spread(rates)} tok/s, {'greedy' if args.greedy else 'default sampling'}")
-    print(f"ratio of medians    {ratio:.3f}; per turn {report.spread([a / b for a, b in zip(rates, their_rates, strict=True)], 3)}")
+    turns = [a / b for a, b in zip(rates, their_rates, strict=True)]
+    print(f"ratio of medians    {ratio:.3f}; per turn {report.spread(turns, 3)}")
     parts = {name: statistics.median([run["ms_per_token"][name] for run in our_runs]) for name in our_runs[0]["ms_per_token"]}
     other = parts["predicted"] - parts["decode"] - parts["sample"] - parts["text"]
-    print(f"per token           {parts['predicted']:.3f} ms: llama_decode {parts['decode']:.3f}, sampling {parts['sample']:.3f}, "
-          f"text {parts['text']:.3f}, other {other:.3f}")
+    print(f"per token           {parts['predicted']:.3f} ms: llama_decode {parts['decode']:.3f}, "
+          f"sampling {parts['sample']:.3f}, text {parts['text']:.3f}, other {other:.3f}")
     return 0 if args.check is None or ratio >= args.check else 1
 
 

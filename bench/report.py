@@ -26,7 +26,8 @@ def cpu_count() -> int:
 def machine() -> str:
     """One line about the machine."""
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{cpu_name()}, {cpu_count()} CPUs, {platform.system()} {platform.release()}, Python {platform.python_version()}{load}"
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return f"{cpu_name()}, {cpu_count()} CPUs, {system}{load}"
 
 
 def file(path: Path) -> str:
