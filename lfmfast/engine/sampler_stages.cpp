@@ -272,7 +272,9 @@ void stage_xtc(candidates & c, float probability, float threshold, size_t min_ke
 }
 
 void stage_temperature(candidates & c, float temp) {
-    if (temp > 0.0f) {
+    // A dynamic temperature comes near 0 for a certain distribution. Where the logits would overflow, llama.cpp's draw is from NaN
+    // and takes the last candidate; the limit is the greedy pick.
+    if (temp > 1e-30f || (temp > 0.0f && std::isfinite(max_logit(c) / temp))) {
         for (size_t i = 0; i < c.size; ++i) c.data[i].logit /= temp;
         return;
     }
