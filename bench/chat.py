@@ -50,8 +50,8 @@ def worker(model_file: str, n_threads: int, n_tokens: int, greedy: bool) -> dict
 
 def ours(model_file: Path, n_threads: int, n_tokens: int, greedy: bool) -> dict[str, Any]:
     """Run `worker` in a process of its own."""
-    command = [sys.executable, "-m", "bench.chat", "--worker", str(model_file), "--threads", str(n_threads), "-n", str(n_tokens),
-               *(["--greedy"] if greedy else [])]
+    command = [sys.executable, "-m", "bench.chat", "--worker", str(model_file), "--threads", str(n_threads), "-n",
+               str(n_tokens), *(["--greedy"] * greedy)]
     done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True)
     if done.returncode:
