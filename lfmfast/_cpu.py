@@ -1,0 +1,39 @@
+"""How many threads to use when nobody says."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+
+__all__ = ["default_threads"]
+
+
+def default_threads() -> int:
+    """Physical cores that this process may use, within its container's CPU quota.
+
+    Two threads on one core's two hardware threads make a matrix product slower, not faster.
+    """
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = {_core(cpu) for cpu in cpus}
+    return max(1, min(len(cores), _quota(), 512))
+
+
+def _core(cpu: int) -> object:
+    try:
+        return (pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).read_text("ascii")
+    except (OSError, ValueError):
+        return cpu
+
+
+def _quota() -> int:
+    """CPUs that the cgroup grants, rounded up."""
+    try:  # version 2
+        limit, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
+    except (OSError, ValueError):
+        try:  # version 1
+            root = pathlib.Path("/sys/fs/cgroup/cpu")
+            limit, period = ((root / name).read_text("ascii").strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+        except (OSError, ValueError):
+            return 1 << 16
+    return max(1, math.ceil(int(limit) / int(period))) if limit.isdigit() and int(period) > 0 else 1 << 16
