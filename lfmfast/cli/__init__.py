@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -99,16 +100,23 @@ def _usage_message(error: Exception, args: list[str]) -> str | None:
         return str(error)
     if not any(c.__name__ == "ClickException" for c in type(error).__mro__):
         return None
-    context = getattr(error, "ctx", None)
-    text = str(getattr(error, "message", "")) or error.format_message()  # type: ignore[attr-defined]
-    given, known = getattr(error, "option_name", None), []
+    context: Any = getattr(error, "ctx", None)
+    text = error.format_message()  # type: ignore[attr-defined]
+    where = context.command_path if context else "lfmfast"
+    given: str | None = None
+    kind, known = "option", list[str]()
     if context is not None:
         known = [name for p in context.command.get_params(context) for name in getattr(p, "opts", ()) if name.startswith("-")]
-    kind = "option"
-    if given is None and text.startswith("No such command"):
-        given, known, kind = text.split("'")[1], context.command.list_commands(context) if context else [], "command"
-    if given is not None:
-        close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        return f"there is no {kind} {given}{hint} (see `{context.command_path if context else 'lfmfast'} --help`)"
-    return error.format_message()  # type: ignore[attr-defined,no-any-return]
+    if text.startswith("No such option"):
+        given = error.option_name  # type: ignore[attr-defined]
+    elif text.startswith("No such command"):
+        given, kind, known = text.split("'")[1], "command", list(context.command.list_commands(context))
+    elif text.startswith("Invalid value"):  # click read -ngx as -n gx
+        given = next((a for a in args if re.fullmatch(r"-[A-Za-z]{2,}(=.*)?", a) and a.partition("=")[0] not in known), None)
+    if given is None:
+        if text.startswith("Got unexpected extra"):
+            text += "; quote a prompt of several words"
+        return f"{text[:1].lower()}{text[1:]} (see `{where} --help`)"
+    close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"there is no {kind} {given}{hint} (see `{where} --help`)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import select
 import sys
 import time
 from pathlib import Path
@@ -136,6 +137,10 @@ def read_stdin() -> str:
     """Return what was piped in, "" for a terminal or a closed stdin."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return ""
+    if os.name == "posix" and not select.select([sys.stdin], [], [], 2)[0]:  # a pipe that nobody closes, as under ssh
+        print(
+            style("waiting for the end of stdin (< /dev/null if there is nothing to read)", "dim", sys.stderr), file=sys.stderr
+        )
     data = sys.stdin.buffer.read()
     try:
         return data.decode("utf-8-sig")

@@ -17,12 +17,10 @@ from lfmfast.cli.chat import Printer, format_stats, why_cut
 from lfmfast.errors import ContextFullError, LfmfastError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings
 
-    from lfmfast import Model, Piece
+    from lfmfast import Model, Piece, Stream
 
 HELP = """\
 /system TEXT   start again with this system prompt (without TEXT: show it)
@@ -56,7 +54,7 @@ class Repl:
 
     def run(self) -> None:
         session = _session(list(self.commands))
-        name = self.model.metadata.get("general.name") or self.model.path.name
+        name = self.model.metadata.get("general.name") or Path(self.model.path).name
         self.note(f"{name} · {self.model.n_ctx} tokens of context · /help for commands")
         with _terminate_cleanly():
             while True:
@@ -95,10 +93,14 @@ class Repl:
     def answer(self, text: str) -> None:
         try:
             self.stream(lambda: self.chat.stream(text, **self.options))
-        except ContextFullError as error:
-            self.note(f"{error}. /reset starts again; -c N at the start gives more room.")
+        except ContextFullError:
+            dropped = self.chat.trim()
+            if not dropped:
+                raise
+            self.note(f"The context is full (-c): the oldest {dropped} messages are forgotten.")
+            self.stream(lambda: self.chat.stream(text, **self.options))
 
-    def stream(self, start: Callable[[], Iterable[Piece]]) -> None:
+    def stream(self, start: Callable[[], Stream]) -> None:
         printer = Printer()
         try:
             self.end = printer.show(start())
@@ -125,8 +127,8 @@ class Repl:
             self.note(self.system or "There is no system prompt.")
 
     def regenerate(self, _: str) -> None:
-        if not any(m["role"] == "user" for m in self.chat.messages):
-            self.note("There is nothing to answer again.")
+        if [m["role"] for m in self.chat.messages[-1:]] != ["assistant"]:
+            self.note("There is no answer to replace.")
         else:
             self.stream(lambda: self.chat.regenerate(stream=True, **self.options))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +11,10 @@ import typer
 from lfmfast.cli import _options as opt
 
 if TYPE_CHECKING:
-    from lfmfast import Piece
+    from lfmfast import Piece, Stream
 
 CONVERSATION = "Conversation"
+NO_MODEL = 'which model? -m FILE, -hf REPO[:QUANT], or as in: lfmfast chat demo "PROMPT"'
 
 
 def _model(*names: str, help: str, metavar: str = "N") -> Any:
@@ -79,6 +79,9 @@ def chat(
     ] = None,
     frequency_penalty: Annotated[float | None, _sampling("--frequency-penalty", help="Subtract per time seen; 0: off.")] = None,
     seed: Annotated[int | None, _sampling("-s", "--seed", help="Makes answers repeatable; -1: a new one each time.")] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Never end an answer by itself.", rich_help_panel=opt.SAMPLING)
+    ] = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Chat with a model, or get one answer.
@@ -91,6 +94,8 @@ def chat(
     cat report.txt | lfmfast chat demo "Summarize:"     stdin is appended
     """
     name, prompt = _positionals(first, second, prompt, model is not None or hf_repo is not None)
+    if not (name or model or hf_repo):
+        raise opt.UsageError(NO_MODEL)
     piped = opt.read_stdin()
     text = "\n\n".join(part for part in (prompt, piped) if part)
     interactive = prompt is None and sys.stdin is not None and sys.stdin.isatty()
@@ -106,10 +111,11 @@ def chat(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "seed": seed,
+        "ignore_eos": ignore_eos or None,
     }
-    options = {key: value for key, value in sampling.items() if value is not None}
+    options: dict[str, Any] = {key: value for key, value in sampling.items() if value is not None}
     _check(options)
-    options |= {"max_tokens": None if predict < 0 else predict, "stop": reverse or None}
+    options |= {"max_tokens": None if predict < 0 else predict, "stop": reverse or ()}
 
     path = opt.locate(name, model, hf_repo, offline=offline, token=hf_token)
     loaded = opt.open_model(
@@ -148,15 +154,19 @@ def _positionals(first: str | None, second: str | None, prompt: str | None, has_
     if len(words) > 1:
         raise opt.UsageError(f"there is a model already, so {words[0]!r} is the prompt; what is {words[1]!r}? (quote a prompt)")
     if name is not None and not opt.looks_like_model(name):
-        raise opt.UsageError(f'{name!r} is no model: try -m FILE, -hf REPO[:QUANT], or: lfmfast chat demo "PROMPT"')
+        raise opt.UsageError(f"{name!r} is no model; {NO_MODEL}")
     return name, words[0] if words else prompt
 
 
 def _check(sampling: dict[str, Any]) -> None:
     """Refuse bad values before a model is downloaded and loaded."""
+    from lfmfast.errors import ParameterError
     from lfmfast.params import SamplingParams
 
-    SamplingParams(**sampling)
+    try:
+        SamplingParams(**sampling)
+    except ParameterError as error:
+        raise opt.UsageError(str(error)) from None
 
 
 @dataclass
@@ -170,14 +180,15 @@ class Printer:
         if sys.stdout.isatty():  # an answer must not move the cursor or retitle the window
             self._safe = dict.fromkeys((*(c for c in range(32) if chr(c) not in "\n\t"), *range(127, 160)))
 
-    def show(self, pieces: Iterable[Piece]) -> Piece:
+    def show(self, stream: Stream) -> Piece:
         end = None
-        for piece in pieces:
-            if piece.text:
-                self.text += piece.text
-                sys.stdout.write(piece.text.translate(self._safe))
-                sys.stdout.flush()
-            end = piece
+        with stream:
+            for piece in stream:
+                if piece.text:
+                    self.text += piece.text
+                    sys.stdout.write(piece.text.translate(self._safe))
+                    sys.stdout.flush()
+                end = piece
         assert end is not None and end.finish_reason is not None
         return end
 

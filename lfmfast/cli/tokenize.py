@@ -29,7 +29,7 @@ def tokenize(
     lfmfast tokenize -m model.gguf "Hello world"
     lfmfast tokenize -m model.gguf --ids --no-bos < file.txt
     """
-    from lfmfast.lowlevel import Model
+    from lfmfast._model import Model
 
     path = opt.locate(None, model, hf_repo, offline=offline, token=token)
     if text is None:
