@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+logging.getLogger("lfmfast").addHandler(logging.NullHandler())  # quiet unless the application configures logging
 
 if TYPE_CHECKING:
     from lfmfast._build import build_info

@@ -186,8 +186,9 @@ cdef class Context:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        self.close()
+    def __exit__(self, kind, value, tb):
+        if kind is None or not self._n_views:  # never hide the exception that is on its way
+            self.close()
 
     @property
     def closed(self):
