@@ -4,8 +4,8 @@ A GGUF file is data from a stranger and its template is a program. Jinja's Immut
 program away from Python's internals, but not from ``{% for %}`` loops without end or ``"a" * 10**10``: single operations
 of C code, which hold the interpreter and which no thread or signal handler can stop. So nothing is stopped here;
 whatever could grow is priced before it runs. Every loop step, call, filter and operator goes through one of the
-functions below, each pays for the work that it is about to cause out of one budget per rendering, and a value above
-MAX_VALUE is never made. What isn't known to be harmless (a method, a filter, a statement) can't be used at all.
+functions of `lfmfast.jinja_limits`, which pays for the work that it is about to cause out of one budget per rendering, and
+a value above MAX_VALUE is never made. What isn't known to be harmless (a method, a filter, a statement) can't be used at all.
 """
 
 from __future__ import annotations
@@ -13,212 +13,47 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinMethodType, MethodType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.runtime import LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import escape
 
+from lfmfast import jinja_limits as limits
 from lfmfast.errors import TemplateError
 
 __all__ = ["CompiledTemplate", "compile_template", "tojson"]
 
-MAX_SOURCE = 1 << 17  # characters of a template: it takes about half a second to compile
-MAX_VALUE = 1 << 22  # characters of a string; a container counts as what it holds, again for each time it holds it
-MAX_WORK = 1 << 26  # characters and steps of a whole rendering
-MAX_SECONDS = 5.0
-MAX_DEPTH = 64  # macros within macros
-_ITEM = 16  # an element of a container, or a step of a loop, in characters
-_MAX_BITS = 4096  # of an integer
-
+_STR_METHODS = (
+    "split rsplit splitlines strip lstrip rstrip startswith endswith upper lower title capitalize swapcase casefold replace "
+    "find rfind index rindex count join removeprefix removesuffix partition rpartition isdigit isalpha isalnum isspace "
+    "islower isupper isnumeric isdecimal istitle isidentifier"
+)
 _METHODS: dict[type, frozenset[str]] = {
-    str: frozenset(
-        "split rsplit splitlines strip lstrip rstrip startswith endswith upper lower title capitalize swapcase replace find rfind "
-        "index rindex count join removeprefix removesuffix partition rpartition casefold isdigit isalpha isalnum isspace islower "
-        "isupper isnumeric isdecimal istitle isidentifier".split()
-    ),
+    str: frozenset(_STR_METHODS.split()),
     dict: frozenset(("get", "items", "keys", "values", "copy")),
     list: frozenset(("index", "count", "copy")),
     tuple: frozenset(("index", "count")),
 }
 _FILTERS = (
     "abs attr batch capitalize count d default dictsort e escape first float groupby indent int items join last length list "
-    "lower map max min reject rejectattr replace reverse round select selectattr slice sort string sum title trim unique upper "
-    "urlencode wordcount"
-).split()
+    "lower map max min reject rejectattr replace reverse round select selectattr slice sort string sum title trim unique "
+    "upper urlencode wordcount"
+)
 
 
 def tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
     """JSON as transformers' ``tojson`` filter writes it: keys in their order, no HTML escapes, text outside ASCII as it is."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-class _Budget(threading.local):
-    """What the rendering that runs in this thread may still spend."""
-
-    active = False
-    work = 0
-    deadline = 0.0
-    depth = 0
-    sizes: dict[int, tuple[Any, int]]  # by id; the object too, so that its id stays its own
-    now: datetime.date | None = None
-    mark = ""
-
-    def start(self, now: datetime.date | None, mark: str) -> None:
-        self.active, self.work, self.deadline, self.depth = True, MAX_WORK, time.monotonic() + MAX_SECONDS, 0
-        self.sizes, self.now, self.mark = {}, now, mark
-
-    def stop(self) -> None:
-        self.active, self.sizes = False, {}
-
-
-_budget = _Budget()
-
-
-def _pay(amount: int) -> None:
-    _budget.work -= amount
-    if _budget.work < 0:
-        raise TemplateError(f"the chat template does too much work (limit {MAX_WORK} characters and steps)")
-    if time.monotonic() > _budget.deadline:
-        raise TemplateError(f"the chat template takes too long (limit {MAX_SECONDS:g} s)")
-
-
-def _pay_for_value(size: int) -> None:
-    if size > MAX_VALUE:
-        raise TemplateError(f"the chat template makes a value that is too large ({size} characters, limit {MAX_VALUE})")
-    _pay(size)
-
-
-def _size(value: Any) -> int:
-    """Size of the tree under ``value``: what printing, comparing or copying it could cost."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, int):
-        return 1 + value.bit_length() // 3
-    if isinstance(value, range):
-        return len(value) * _ITEM
-    if not isinstance(value, (list, tuple, Mapping, type({}.keys()), type({}.values()), type({}.items()))):
-        return 8
-    known = _budget.sizes.get(id(value))
-    if known is not None:
-        return known[1]
-    total = _ITEM
-    parts: Iterable[Any] = value.items() if isinstance(value, Mapping) else value
-    for part in parts:
-        total += _ITEM + _size(part)
-        if total > MAX_VALUE:
-            break
-    _budget.sizes[id(value)] = value, total
-    return total
-
-
-def _made(value: Any) -> Any:
-    """Pays for a value that is a part of others, and so was bounded before it was made."""
-    if isinstance(value, Iterator):
-        value = list(_steps(value))
-    if isinstance(value, str):
-        _pay_for_value(len(value))
-    elif isinstance(value, (list, tuple, dict)):
-        _pay_for_value(len(value) * _ITEM)
-    return value
-
-
-def _whole(value: Any) -> Any:
-    """Pays for a new container with everything under it."""
-    _pay_for_value(_size(value))
-    return value
-
-
-def _steps(values: Any) -> Iterator[Any]:
-    for value in values:
-        _pay(_ITEM)
-        yield value
-
-
-def _text(value: Any) -> str:
-    """``str(value)`` for what a template may print."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, (Namespace, Macro, LoopContext)) or (callable(value) and not isinstance(value, jinja2.Undefined)):
-        raise SecurityError(f"the chat template prints an object of type {type(value).__name__!r}")
-    _pay_for_value(4 * _size(value))  # repr() may escape
-    return str(value)
-
-
-def _emit(value: Any) -> str:
-    text = _text(value)
-    _pay(len(text) + 1)
-    return text
-
-
-def _emit_literal(size: int) -> str:
-    _pay(size + 1)
-    return ""
-
-
-def _concat(*values: Any) -> str:
-    texts = [_text(value) for value in values]
-    _pay_for_value(sum(map(len, texts)))
-    return "".join(texts)
-
-
-def _check_binop(operator: str, left: Any, right: Any) -> None:
-    numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-    if numbers:
-        if isinstance(left, float) or isinstance(right, float):
-            return
-        bits, more = left.bit_length(), right.bit_length()
-        if operator == "**":
-            # A negative exponent gives a float.
-            too_large = right > 0 and bits * right > _MAX_BITS
-        else:
-            too_large = bits + more > _MAX_BITS
-        if too_large:
-            raise TemplateError(f"the chat template makes an integer of more than {_MAX_BITS} bits")
-    elif operator == "*":
-        count, value = (left, right) if isinstance(left, int) else (right, left)
-        if isinstance(count, int):
-            _pay_for_value(_size(value) * max(count, 0))
-    elif operator == "%" and isinstance(left, str):
-        if re.search(r"%[^%a-zA-Z]*[\d*]", left):
-            raise SecurityError("the chat template formats text with a width")
-        _pay_for_value(len(left) + 4 * left.count("%") * _size(right))
-    else:
-        _pay_for_value(_size(left) + _size(right))
-
-
-def _check_replace(text: str, old: str, new: str) -> None:
-    _pay_for_value(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
-
-
-def _check_join(glue: str, values: Any) -> None:
-    _pay_for_value(_size(values) + len(glue) * len(values))
-
-
-def _check_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
-    if name == "replace" and len(args) >= 2:
-        _check_replace(owner, *args[:2])
-    elif name == "join" and args:
-        _check_join(owner, args[0])
-    elif name in ("split", "rsplit", "splitlines"):
-        glue = args[0] if args and isinstance(args[0], str) and args[0] else None
-        _pay_for_value(len(owner) + _ITEM * (owner.count(glue) if glue else len(owner) // 2))
-
-
-def _format(template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if re.search(r"\{[^{}]*[:!.\[]", template):
-        raise SecurityError("the chat template formats text with more than plain {} fields")
-    _pay_for_value(len(template) + 4 * template.count("{") * _size([args, kwargs]))
 
 
 # --- filters that could make much from little ---------------------------------------------------------------------------
@@ -228,23 +63,23 @@ def _filter_tojson(
     indent_size = indent if isinstance(indent, int) else len(indent or "")
     if indent_size > 16:
         raise TemplateError(f"the chat template indents JSON by {indent_size} (limit 16)")
-    _pay_for_value(_size(value) * (1 + 4 * indent_size))
+    limits.pay_for_value(limits.size_of(value) * (1 + 4 * indent_size))
     text = tojson(value, ensure_ascii, indent, separators, sort_keys)
-    if ensure_ascii and _budget.mark:  # the mark of the caller has to stay one character
-        text = text.replace(json.dumps(_budget.mark)[1:-1], _budget.mark)
+    if ensure_ascii and limits.budget.mark:  # the mark of the caller has to stay one character
+        text = text.replace(json.dumps(limits.budget.mark)[1:-1], limits.budget.mark)
     return text
 
 
 def _filter_replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    text, old, new = _text(value), _text(old), _text(new)
-    _check_replace(text, old, new)
+    text, old, new = limits.text_of(value), limits.text_of(old), limits.text_of(new)
+    limits.check_replace(text, old, new)
     return text.replace(old, new, -1 if count is None else count)
 
 
 def _filter_indent(value: Any, width: Any = 4, first: bool = False, blank: bool = False) -> str:
-    text = _text(value)
+    text = limits.text_of(value)
     size = width if isinstance(width, int) else len(width)
-    _pay_for_value(len(text) + (text.count("\n") + 1) * max(size, 0))
+    limits.pay_for_value(len(text) + (text.count("\n") + 1) * max(size, 0))
     result = FILTERS["indent"](text, width, first, blank)
     assert isinstance(result, str)  # the text was one
     return result
@@ -259,7 +94,7 @@ def _filter_round(value: Any, precision: int = 0, method: str = "common") -> Any
 def _filter_sum(values: Any, attribute: Any = None, start: Any = 0) -> Any:
     if not isinstance(start, (int, float)):
         raise SecurityError("the chat template sums what isn't numbers")  # sum() of lists is quadratic
-    return start + sum(value if attribute is None else value[attribute] for value in _steps(values))
+    return start + sum(value if attribute is None else value[attribute] for value in limits.steps(values))
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,18 +105,18 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if not own:
             raise TemplateError(f"the filter {name!r} needs a value")
         value = own[0]
-        _pay(_ITEM)
+        limits.pay(limits.ITEM)
         if name == "join":
             glue = own[1] if len(own) > 1 else kwargs.get("d", "")
-            value = list(_steps(value))
-            _check_join(_text(glue), value)
+            value = list(limits.steps(value))
+            limits.check_join(limits.text_of(glue), value)
             args = (*args[: len(args) - len(own)], value, *own[1:])
         elif name in ("batch", "slice"):
             if not isinstance(own[1], int) or not 0 < own[1] <= 10000:
                 raise TemplateError(f"the filter {name!r} is used with {own[1]!r} (limits 1 and 10000)")
         elif not isinstance(value, jinja2.Undefined):
-            _pay(_size(value))
-        return _made(function(*args, **kwargs))
+            limits.pay(limits.size_of(value))
+        return limits.made(function(*args, **kwargs))
 
     if from_environment:
         call.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
@@ -295,24 +130,24 @@ class _Namespace(Namespace):
 
 # --- globals ------------------------------------------------------------------------------------------------------------
 def _raise_exception(message: Any) -> NoReturn:
-    raise TemplateError(_text(message))
+    raise TemplateError(limits.text_of(message))
 
 
 def _strftime_now(format: str) -> str:
     if len(format) > 256 or re.search(r"%[^%a-zA-Z]*\d", format):
         raise SecurityError("the chat template formats a date with a width")
-    now = _budget.now
+    now = limits.budget.now
     return (datetime.datetime.now() if now is None else now).strftime(format)
 
 
 def _range(*args: int) -> range:
     values = range(*args)
-    _pay_for_value(len(values) * _ITEM)
+    limits.pay_for_value(len(values) * limits.ITEM)
     return values
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return _whole(dict(*args, **kwargs))  # type: ignore[no-any-return]
+    return limits.whole(dict(*args, **kwargs))  # type: ignore[no-any-return]
 
 
 class _Generation(Extension):
@@ -331,7 +166,9 @@ class _Priced(NodeTransformer):
     _FORBIDDEN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block, nodes.EvalContextModifier)
 
     def _call(self, name: str, args: list[nodes.Expr], node: nodes.Node) -> nodes.Call:
-        return nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None).set_lineno(node.lineno)
+        call = nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None)
+        call.set_lineno(node.lineno)
+        return call
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         if isinstance(node, self._FORBIDDEN) or (isinstance(node, nodes.For) and node.recursive):
@@ -340,7 +177,7 @@ class _Priced(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = self._call("lfmfast_steps", [node.iter], node)
+        node.iter = self._call("lfmfast_steps", [cast(nodes.Expr, node.iter)], node)
         return node
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
@@ -370,17 +207,17 @@ class _Priced(NodeTransformer):
 
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
-    lfmfast_steps = staticmethod(_steps)
-    lfmfast_emit = staticmethod(_emit)
-    lfmfast_emit_literal = staticmethod(_emit_literal)
-    lfmfast_concat = staticmethod(_concat)
-    lfmfast_made = staticmethod(_made)
-    lfmfast_whole = staticmethod(_whole)
+    lfmfast_steps = staticmethod(limits.steps)
+    lfmfast_emit = staticmethod(limits.emit)
+    lfmfast_emit_literal = staticmethod(limits.emit_literal)
+    lfmfast_concat = staticmethod(limits.concat)
+    lfmfast_made = staticmethod(limits.made)
+    lfmfast_whole = staticmethod(limits.whole)
 
     def __init__(self) -> None:
         # trim_blocks and lstrip_blocks as transformers sets them. Not optimized: nothing may run before it is priced.
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
-        self._own = frozenset((_steps, _emit, _emit_literal, _concat, _made, _whole))
+        self._own = frozenset((limits.steps, limits.emit, limits.emit_literal, limits.concat, limits.made, limits.whole))
         self.globals = {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
@@ -388,57 +225,57 @@ class _Environment(ImmutableSandboxedEnvironment):
             "dict": _dict,
             "namespace": _Namespace,
         }
-        plain = {name: FILTERS[name] for name in _FILTERS} | {
+        plain = {name: FILTERS[name] for name in _FILTERS.split()} | {
             "tojson": _filter_tojson,
             "replace": _filter_replace,
             "indent": _filter_indent,
             "round": _filter_round,
             "sum": _filter_sum,
-            "string": _text,
-            "safe": _text,
-            "e": lambda value: str(escape(_text(value))),
-            "escape": lambda value: str(escape(_text(value))),
+            "string": limits.text_of,
+            "safe": limits.text_of,
+            "e": lambda value: str(escape(limits.text_of(value))),
+            "escape": lambda value: str(escape(limits.text_of(value))),
         }
         self.filters = {name: _guarded(name, function) for name, function in plain.items()}
 
-    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:  # type: ignore[override]
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__!r} is not allowed")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        _check_binop(operator, left, right)
+        limits.check_binop(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         if type(function) is not Macro and getattr(function, "__hash__", None) and function in self._own:
             return function(*args)
-        _pay(_ITEM)
+        limits.pay(limits.ITEM)
         if isinstance(function, Macro):
-            if _budget.depth >= MAX_DEPTH:
-                raise TemplateError(f"the chat template nests its macros too deeply (limit {MAX_DEPTH})")
-            _budget.depth += 1
+            if limits.budget.depth >= limits.MAX_DEPTH:
+                raise TemplateError(f"the chat template nests its macros too deeply (limit {limits.MAX_DEPTH})")
+            limits.budget.depth += 1
             try:
-                return _made(super().call(context, function, *args, **kwargs))
+                return limits.made(super().call(context, function, *args, **kwargs))
             finally:
-                _budget.depth -= 1
+                limits.budget.depth -= 1
         kwargs.pop("_loop_vars", None)  # of Jinja's own making, for functions that take the context
         kwargs.pop("_block_vars", None)
         if function is _Namespace:
-            _whole(dict(*args, **kwargs))
+            limits.whole(dict(*args, **kwargs))
             return _Namespace(*args, **kwargs)
         if any(function is allowed for allowed in self.globals.values()):
-            return _made(function(*args, **kwargs))
+            return limits.made(function(*args, **kwargs))
         name = getattr(function, "__name__", type(function).__name__)
         owner = getattr(function, "__self__", None)
         if isinstance(function, BuiltinMethodType) and name in _METHODS.get(type(owner), ()):
-            _pay(_size(owner) + _size(list(args)))
-            _check_method(owner, name, args)
-            return _made(function(*args, **kwargs))
+            limits.pay(limits.size_of(owner) + limits.size_of(list(args)))
+            limits.check_method(owner, name, args)
+            return limits.made(function(*args, **kwargs))
         if isinstance(function, MethodType) and isinstance(owner, LoopContext) and name in ("cycle", "changed"):
             return function(*args)
         text = getattr(getattr(function, "__wrapped__", None), "__self__", None)
         if isinstance(text, str) and name == "format":  # the sandbox's own replacement of str.format
-            _format(text, args, kwargs)
-            return _made(function(*args, **kwargs))
+            limits.check_format(text, args, kwargs)
+            return limits.made(function(*args, **kwargs))
         if isinstance(function, jinja2.Undefined):
             return function()  # raises, and says what is undefined
         raise SecurityError(f"the chat template calls {name!r}, which is not allowed")
@@ -458,8 +295,8 @@ class CompiledTemplate:
     """A chat template, compiled. ``words`` and ``variables`` say what it talks about."""
 
     def __init__(self, source: str) -> None:
-        if len(source) > MAX_SOURCE:
-            raise TemplateError(f"the chat template is too long ({len(source)} characters, limit {MAX_SOURCE})")
+        if len(source) > limits.MAX_SOURCE:
+            raise TemplateError(f"the chat template is too long ({len(source)} characters, limit {limits.MAX_SOURCE})")
         environment = _get_environment()
         try:
             tree = environment.parse(source)
@@ -474,7 +311,7 @@ class CompiledTemplate:
 
     def render(self, variables: Mapping[str, Any], *, now: datetime.date | None = None, mark: str = "") -> str:
         """Renders under the limits. Any failure is a `TemplateError`."""
-        _budget.start(now, mark)
+        limits.budget.start(now, mark)
         try:
             return self._template.render(variables)
         except TemplateError:
@@ -482,7 +319,7 @@ class CompiledTemplate:
         except Exception as error:
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
         finally:
-            _budget.stop()
+            limits.budget.stop()
 
 
 def _words(tree: nodes.Template) -> Iterator[str]:

@@ -38,11 +38,18 @@ class JinjaTemplate(ChatTemplate):
     family = "jinja"
 
     def __init__(
-        self, source: str, bos_token: str, eos_token: str, special_tokens: frozenset[str], date: datetime.date | None = None
+        self,
+        source: str,
+        bos_token: str,
+        eos_token: str,
+        special_tokens: frozenset[str],
+        date: datetime.date | None = None,
+        add_bos: bool = False,
     ) -> None:
         self.source: str = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._date = date
+        self._bos = Segment(bos_token, True) if add_bos and bos_token in special_tokens else None
         self._guard = _Guard(special_tokens)
         self._reply_guard = _Guard(special_tokens.difference(_OWN))
         # What the stock template can't do, for fix_tool_calls.
@@ -109,19 +116,19 @@ class JinjaTemplate(ChatTemplate):
         return Extension(0, [self._split(text, mark)])
 
     def _choose_mark(self, data: Any) -> str:
-        """A character that occurs nowhere. Noncharacters mean nothing in any text."""
-        texts = []
+        """A character that occurs nowhere: a Yi syllable, since it has to come through tojson, repr() and trim unharmed."""
+        texts = [self.source]
         for _, text in strings(data):
             try:
                 text.encode()
             except UnicodeEncodeError:
                 refuse_surrogates(data)
             texts.append(text)
-        used = set().union(*texts, self.source)
-        for code in (*range(0xFDD0, 0xFDF0), *range(0xF0000, 0x110000)):
-            if chr(code) not in used:
+        used = set().union(*texts)
+        for code in range(0xA000, 0xA48D):
+            if chr(code) not in used and not any(f"\\u{code:04x}" in text for text in texts):
                 return chr(code)
-        raise TemplateError("the messages use every private character of Unicode")
+        raise TemplateError("the messages use every character that lfmfast could mark text with")
 
     def _prepare(self, message: Any, index: int, fix: bool, parse: bool, mark: str) -> dict[str, Any]:
         """A copy of a message in which only the assistant's own markers are whole."""
@@ -151,9 +158,8 @@ class JinjaTemplate(ChatTemplate):
             del copy["tool_calls"]
         elif calls and self._drops_calls:
             text = pythonic(message, index)
-            assert text is not None and isinstance(copy["content"], (str, list))
             text = f"<|tool_call_start|>{break_up(text, where)}<|tool_call_end|>"
-            copy["content"] += text if isinstance(copy["content"], str) else [{"type": "text", "text": text}]
+            copy["content"] += [{"type": "text", "text": text}] if isinstance(copy["content"], list) else text
         return copy
 
     def _split(self, text: str, mark: str) -> Block:
@@ -163,7 +169,11 @@ class JinjaTemplate(ChatTemplate):
             segments += [Segment(text[end : match.start()].replace(mark, ""), False), Segment(match[0], True)]
             end = match.end()
         segments.append(Segment(text[end:].replace(mark, ""), False))
-        return tuple(segment for segment in segments if segment.text)
+        segments = [segment for segment in segments if segment.text]
+        if self._bos:
+            n_bos = next((i for i, segment in enumerate(segments) if segment != self._bos), len(segments))
+            segments[:n_bos] = [self._bos]
+        return tuple(segments)
 
     def speaks(self, native: NativeTemplate) -> bool:
         """Whether the template is the format of `native`, so that C++ can take its place.
@@ -286,15 +296,15 @@ def _probes() -> list[tuple[list[dict[str, Any]], list[Any], bool, bool]]:
     def call(name: str, arguments: Any) -> dict[str, Any]:
         return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    system = {"role": "system", "content": " S\n"}
-    user = {"role": "user", "content": " a <|im_end|></think> b "}
-    thoughts = {"role": "assistant", "content": "<think>x</think> y </think>\n b \n"}
+    system: dict[str, Any] = {"role": "system", "content": " S\n"}
+    user: dict[str, Any] = {"role": "user", "content": " a <|im_end|></think> b "}
+    thoughts: dict[str, Any] = {"role": "assistant", "content": "<think>x</think> y </think>\n b \n"}
     calls = [call("f", {"s": "'\"\n\r\\", "b": True, "n": None, "x": 1.5, "l": ["a", None], "d": {"é": [True]}}), call("g", {})]
-    acting = {"role": "assistant", "content": " c ", "thinking": "t", "tool_calls": calls}
-    result = {"role": "tool", "content": '{"a": 1}', "tool_call_id": "1", "name": "f"}
+    acting: dict[str, Any] = {"role": "assistant", "content": " c ", "thinking": "t", "tool_calls": calls}
+    result: dict[str, Any] = {"role": "tool", "content": '{"a": 1}', "tool_call_id": "1", "name": "f"}
     keys = ("thinking", "reasoning", "reasoning_content")
-    reasoning = [{"role": "assistant", "content": "d", key: " r "} for key in keys]
-    parts = [{"type": "text", "text": " p "}, {"type": "image"}, {"type": "text", "text": "q</think>"}]
+    reasoning: list[dict[str, Any]] = [{"role": "assistant", "content": "d", key: " r "} for key in keys]
+    parts: Any = [{"type": "text", "text": " p "}, {"type": "image"}, {"type": "text", "text": "q</think>"}]
     tool = {"type": "function", "function": {"name": "f", "description": "é <b>", "parameters": {"type": "object"}}}
     history = [user, thoughts, user, acting, result, thoughts, user, acting, result, *reasoning]
     probes: list[tuple[list[dict[str, Any]], list[Any], bool, bool]] = [
@@ -331,16 +341,15 @@ def _probes() -> list[tuple[list[dict[str, Any]], list[Any], bool, bool]]:
 
 _PROBES = _probes()
 # Every word in the literals and names of the known templates.
-_KNOWN = frozenset(
-    (
-        "_cfm_tag _has_cfm _ns _trunc_len a add_generation_prompt applying arg_name arg_strings arg_value args_ns "
-        "arguments assistant be before bos_token call chat content continue_final_message continue_final_message_tag d "
-        "date default defined encoded endswith format_arg_value func func_args func_name function get got im_end im_start "
-        "image index item items iterable join json keep_past_thinking keep_thinking last last_assistant_index "
-        "last_user_index length list loads loop m mapping message messages must n name namespace ns null of parse "
-        "parse_content preserve_thinking r raise_exception reasoning reasoning_content render_tool_calls replace result "
-        "role s split strftime_now string system system_prompt template text the think thinking today tojson tool "
-        "tool_call tool_call_end tool_call_start tool_calls tool_calls_ns tool_list_end tool_list_start tool_response_end "
-        "tool_response_start tools trim type user with y"
-    ).split()
+_WORDS = (
+    "_cfm_tag _has_cfm _ns _trunc_len a add_generation_prompt applying arg_name arg_strings arg_value args_ns "
+    "arguments assistant be before bos_token call chat content continue_final_message continue_final_message_tag d "
+    "date default defined encoded endswith format_arg_value func func_args func_name function get got im_end im_start "
+    "image index item items iterable join json keep_past_thinking keep_thinking last last_assistant_index "
+    "last_user_index length list loads loop m mapping message messages must n name namespace ns null of parse "
+    "parse_content preserve_thinking r raise_exception reasoning reasoning_content render_tool_calls replace result "
+    "role s split strftime_now string system system_prompt template text the think thinking today tojson tool "
+    "tool_call tool_call_end tool_call_start tool_calls tool_calls_ns tool_list_end tool_list_start tool_response_end "
+    "tool_response_start tools trim type user with y"
 )
+_KNOWN = frozenset(_WORDS.split())

@@ -15,13 +15,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from lfmfast.errors import ParameterError, TemplateError
 from lfmfast.messages import (
     FAMILIES,
     VL,
     Family,
+    NativeMessage,
     check_messages,
     check_tools,
     native_message,
@@ -29,10 +31,7 @@ from lfmfast.messages import (
     tools_text,
 )
 
-if TYPE_CHECKING:
-    from lfmfast._template import Formatter
-
-__all__ = ["Block", "ChatTemplate", "Extension", "Rendered", "Segment", "chat_template_for", "encode"]
+__all__ = ["Block", "ChatTemplate", "Extension", "Rendered", "Segment", "chat_template_for", "encode", "template_family"]
 
 
 class Segment(NamedTuple):
@@ -83,10 +82,13 @@ class Extension:
         the head.
     blocks : list of Block
         The messages after those, and the generation prompt if asked for.
+    n_blocks_kept : int
+        Blocks in front that stay: the head and those of the kept messages that aren't in the head.
     """
 
     n_kept: int
     blocks: list[Block]
+    n_blocks_kept: int = 0
 
 
 class ChatTemplate(ABC):
@@ -211,6 +213,17 @@ def check_request(messages: Any, n_known: int, add_generation_prompt: bool | Non
     return False
 
 
+class Formatter(Protocol):
+    """The formatter of lfmfast._template."""
+
+    @property
+    def pivot(self) -> str: ...
+    def head(self, system: tuple[str, ...] | None, tools: str, date: str) -> Block: ...
+    def render(
+        self, messages: list[NativeMessage], n_known: int, keep_thinking: bool, add_generation_prompt: bool, open_end: bool
+    ) -> tuple[int, list[Block]]: ...
+
+
 class NativeTemplate(ChatTemplate):
     """A format of the LFM2 family, rendered in C++."""
 
@@ -222,13 +235,13 @@ class NativeTemplate(ChatTemplate):
         special_tokens: Iterable[str],
         date: datetime.date | None = None,
     ) -> None:
-        from lfmfast._template import Formatter  # here: this module has to be importable without the native ones
-
         self.family = family.name
         self.source = source
         self._family = family
         self._date = date
-        self._formatter: Formatter = Formatter(family.number, bos_token, special_tokens)
+        # Not before it is needed: this module is importable without the native ones.
+        native = import_module("lfmfast._template")
+        self._formatter: Formatter = native.Formatter(family.number, bos_token, special_tokens)
         self._pivot = self._formatter.pivot
 
     def _extend(
@@ -250,9 +263,7 @@ class NativeTemplate(ChatTemplate):
         keep = bool(variables.get(family.switch, False))
         start = self._start(messages, n_known, keep, open_end)
         try:
-            n_system = 0
-            if start == 0 and isinstance(messages[0], Mapping):
-                n_system = int(messages[0].get("role") in (("system", "developer") if fix else ("system",)))
+            n_system = int(_is_system(messages[0], fix))
             first = max(start, n_system)
             natives = [native_message(messages[i], i, family, fix) for i in range(first, len(messages))]
             n_kept, blocks = self._formatter.render(natives, max(n_known - first, 0), keep, prompt, open_end)
@@ -264,7 +275,7 @@ class NativeTemplate(ChatTemplate):
                 blocks.insert(0, self._formatter.head(system, tools_text(checked, family), self._today()))
         except UnicodeEncodeError:
             refuse_surrogates({"messages": messages, "tools": tools})
-        return Extension(n_kept, blocks)
+        return Extension(n_kept, blocks, n_kept + 1 - n_system if n_kept else 0)
 
     def switch(self, keep: bool) -> dict[str, Any]:
         """The template's variable for past thoughts, set."""
@@ -281,6 +292,10 @@ class NativeTemplate(ChatTemplate):
         if self._family is not VL:
             return ""
         return (datetime.date.today() if self._date is None else self._date).strftime("%Y-%m-%d")
+
+
+def _is_system(message: Any, fix: bool) -> bool:
+    return isinstance(message, Mapping) and message.get("role") in (("system", "developer") if fix else ("system",))
 
 
 def _last(messages: Sequence[Any], role: str, start: int, end: int) -> int:
@@ -308,6 +323,7 @@ def chat_template_for(
     eos_token: str,
     special_tokens: Collection[str],
     date: datetime.date | None = None,
+    add_bos: bool = False,
 ) -> ChatTemplate:
     """The chat template of a model file.
 
@@ -321,13 +337,16 @@ def chat_template_for(
         Texts of the vocabulary's control tokens.
     date : datetime.date, optional
         Stands for today in templates that write the date.
+    add_bos : bool
+        The vocabulary wants BOS in front (``tokenizer.ggml.add_bos_token``). Prompts then begin with exactly one, whether
+        the template writes it or not.
     """
     if source is None or not source.strip():
         return MissingTemplate()
     from lfmfast.jinja_template import JinjaTemplate
 
     special = frozenset(text for text in special_tokens if text)
-    jinja = JinjaTemplate(source, bos_token, eos_token, special, date)
+    jinja = JinjaTemplate(source, bos_token, eos_token, special, date, add_bos)
     for family in FAMILIES:
         if {"<|im_start|>", "<|im_end|>"} <= special and jinja.speaks(
             NativeTemplate(family, source, bos_token, special, PROBE_DATE)
@@ -336,6 +355,19 @@ def chat_template_for(
     return jinja
 
 
+def template_family(source: str | None) -> str | None:
+    """`ChatTemplate.family` of a template source, as in a model that has LFM2's control tokens; None without a source.
+
+    Examples
+    --------
+    >>> template_family("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    'jinja'
+    """
+    template = chat_template_for(source, bos_token=_LFM2_TOKENS[0], eos_token=_LFM2_TOKENS[2], special_tokens=_LFM2_TOKENS)
+    return None if template.source is None else template.family
+
+
+_LFM2_TOKENS = ("<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>")
 PROBE_DATE = datetime.date(2001, 2, 3)
 
 
@@ -357,7 +389,7 @@ class Vocabulary(Protocol):
     def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]: ...
 
 
-def encode(segments: Iterable[Segment], vocabulary: Vocabulary, *, bos_token: str | None = None) -> list[int]:
+def encode(segments: Iterable[Segment], vocabulary: Vocabulary) -> list[int]:
     """Token ids of a prompt, with control tokens only where the template put them.
 
     Parameters
@@ -366,15 +398,7 @@ def encode(segments: Iterable[Segment], vocabulary: Vocabulary, *, bos_token: st
         Of one rendering, merged (`Rendered.segments`) or a block.
     vocabulary : Vocabulary
         Turns texts into ids.
-    bos_token : str, optional
-        Text of the BOS token, if the ids have to begin with exactly one, whether the template writes one or not.
     """
-    segments = list(segments)
-    if bos_token:
-        n_bos = 0
-        while n_bos < len(segments) and segments[n_bos] == (bos_token, True):
-            n_bos += 1
-        segments = [Segment(bos_token, True), *segments[n_bos:]]
     ids: list[int] = []
     for text, special in segments:
         if special:
