@@ -170,8 +170,13 @@ def test_parity_dry() -> None:
     for _ in range(300):
         n = 20
         params = SamplingParams(
-            seed=1, dry_multiplier=float(rng.choice([0.5, 2.0])), dry_base=float(rng.choice([1.0, 1.75, 3.0])),
-            dry_allowed_length=int(rng.integers(4)), dry_penalty_last_n=int(rng.choice([4, 30, 64, -1])), temperature=0.0)  # fmt: skip
+            seed=1,
+            dry_multiplier=float(rng.choice([0.5, 2.0])),
+            dry_base=float(rng.choice([1.0, 1.75, 3.0])),
+            dry_allowed_length=int(rng.integers(4)),
+            dry_penalty_last_n=int(rng.choice([4, 30, 64, -1])),
+            temperature=0.0,
+        )
         breakers = [[int(t) for t in rng.integers(n, size=rng.integers(1, 4))] for _ in range(rng.integers(1, 5))]
         ours, theirs = SamplerChain(n, params, dry_breakers=breakers), OracleChain(n, params, breakers)
         unit = rng.integers(n, size=rng.integers(1, 9))
@@ -276,10 +281,19 @@ def test_bias_that_forbids_everything() -> None:
     assert SamplerChain(2, logit_bias={0: -math.inf}).sample(flat(2)) == 1
 
 
-@pytest.mark.parametrize("bad", [
-    [0.0] * 8, np.zeros(8), np.zeros(7, np.float32), np.zeros((8, 2), np.float32)[:, 0], np.zeros((1, 8), np.float32), None, "x" * 8,
-    np.zeros(8, ">f4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [0.0] * 8,
+        np.zeros(8),
+        np.zeros(7, np.float32),
+        np.zeros((8, 2), np.float32)[:, 0],
+        np.zeros((1, 8), np.float32),
+        None,
+        "x" * 8,
+        np.zeros(8, ">f4"),
+    ],
+)
 def test_wrong_logits(bad: Any) -> None:
     with pytest.raises(ParameterError, match="logits must"):
         SamplerChain(8).sample(bad)
@@ -299,11 +313,20 @@ def test_wrong_tokens(token: Any) -> None:
         SamplerChain(8).accept(token)
 
 
-@pytest.mark.parametrize("call", [
-    lambda: SamplerChain(0), lambda: SamplerChain(-1), lambda: SamplerChain(2**40), lambda: SamplerChain(True),
-    lambda: SamplerChain(8, {"temperature": 1}), lambda: SamplerChain(8, logit_bias={8: 1.0}), lambda: SamplerChain(8, temprature=1),
-    lambda: SamplerChain(8, dry_breakers=[[9]]), lambda: SamplerChain.__new__(SamplerChain).sample(flat(8)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: SamplerChain(0),
+        lambda: SamplerChain(-1),
+        lambda: SamplerChain(2**40),
+        lambda: SamplerChain(True),
+        lambda: SamplerChain(8, {"temperature": 1}),
+        lambda: SamplerChain(8, logit_bias={8: 1.0}),
+        lambda: SamplerChain(8, temprature=1),
+        lambda: SamplerChain(8, dry_breakers=[[9]]),
+        lambda: SamplerChain.__new__(SamplerChain).sample(flat(8)),
+    ],
+)
 def test_wrong_arguments(call: Any) -> None:
     with pytest.raises(ParameterError):
         call()

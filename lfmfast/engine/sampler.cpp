@@ -117,6 +117,7 @@ sampler::sampler(const sampler_params & params, int32_t n_vocab)
     for (const auto stage : params_.stages) {
         if (enabled(stage)) active_.push_back(stage);
     }
+    plan_ = make_plan();
     reset();
 }
 
@@ -265,7 +266,7 @@ void sampler::apply(sampler_stage stage, candidates & c) {
     }
 }
 
-int32_t sampler::sample(const float * logits) { return sample_reference(logits); }
+int32_t sampler::sample(const float * logits) { return plan_ == plan::reference ? sample_reference(logits) : sample_fused(logits); }
 
 // llama.cpp's own way: a list of every token, through every stage.
 int32_t sampler::sample_reference(const float * logits) {

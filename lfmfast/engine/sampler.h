@@ -73,6 +73,7 @@ class token_history {
 };
 
 struct candidates;
+class sampler_row;
 struct token_count { int32_t token; int32_t count; };
 struct logit_patch { int32_t token; float logit; };
 
@@ -94,10 +95,17 @@ class sampler {
     uint32_t               seed() const { return seed_; }  // the seed really used
     int32_t                n_vocab() const { return n_vocab_; }
     const sampler_params & params() const { return params_; }
-    // How many rows of the usual chains needed the slower exact path, because logits were equal where that decides the order.
+    // How many rows of the usual chains needed a slower way to be exact: equal logits where their order matters, or a draw too
+    // near to the border of two tokens.
     uint64_t               n_tied() const { return n_tied_; }
 
   private:
+    enum class plan : uint8_t { reference, top_k, min_p, greedy, draw };  // what selects from the row
+
+    plan    make_plan() const;
+    size_t  patches(const float * logits, std::vector<logit_patch> & out);
+    int32_t sample_fused(const float * logits);
+    int32_t draw_from_row(const float * logits, const sampler_row & row);
     bool    penalties_on() const;
     bool    dry_on() const;
     bool    enabled(sampler_stage stage) const;
@@ -117,6 +125,7 @@ class sampler {
     token_history              dry_history_;
     std::vector<token_count>   counts_;  // of the window's distinct tokens, ascending
     std::vector<sampler_stage> active_;  // the stages that do something, in order
+    plan                       plan_ = plan::reference;
 };
 
 struct token_logprob {

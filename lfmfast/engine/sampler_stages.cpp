@@ -90,13 +90,6 @@ void softmax_sorted(candidates & c) {
     softmax(c);
 }
 
-void require_finite(float max) {
-    if (!std::isfinite(max)) {
-        throw error(error_code::sampling, max < 0 ? "no token is left to sample: every logit is -inf"
-                                                  : "the logits overflow in the sampler: the temperature or a penalty is too extreme");
-    }
-}
-
 size_t draw_by_p(const candidates & c, std::mt19937 & rng) {
     thread_local std::vector<double> weights;
     weights.clear();
@@ -105,6 +98,13 @@ size_t draw_by_p(const candidates & c, std::mt19937 & rng) {
 }
 
 }  // namespace
+
+void require_finite(float max) {
+    if (!std::isfinite(max)) {
+        throw error(error_code::sampling, max < 0 ? "no token is left to sample: every logit is -inf"
+                                                  : "the logits overflow in the sampler: the temperature or a penalty is too extreme");
+    }
+}
 
 float penalised(float logit, int32_t count, const sampler_params & params) {
     if (logit <= 0) {

@@ -24,7 +24,10 @@ struct candidates {
     bool        by_token = false;  // data[i].id == i
 };
 
-// penalty / DRY amount of one token
+// Throws error_code::sampling if the highest logit is -inf, +inf or NaN.
+void require_finite(float max);
+
+// A logit after the penalties for a token that occurs `count` times in the window.
 float penalised(float logit, int32_t count, const sampler_params & params);
 
 void stage_penalties(candidates & c, const std::vector<token_count> & counts, const sampler_params & params);

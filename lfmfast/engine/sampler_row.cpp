@@ -1,0 +1,195 @@
+#include "engine/sampler_row.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "engine/error.h"
+
+namespace lfmfast {
+
+namespace {
+
+constexpr float minus_inf = -std::numeric_limits<float>::infinity();
+
+inline int lowest_bit(uint64_t bits) {
+#if defined(__GNUC__) || defined(__clang__)
+    return __builtin_ctzll(bits);
+#else
+    int i = 0;
+    while (!(bits >> i & 1)) ++i;
+    return i;
+#endif
+}
+
+bool higher(const candidate & a, const candidate & b) { return a.logit > b.logit; }
+
+}  // namespace
+
+sampler_row & thread_row() {
+    thread_local sampler_row row;
+    return row;
+}
+
+void sampler_row::read(const float * logits, size_t n) {
+    logits_   = logits;
+    n_        = n;
+    n_blocks_ = (n + simd_block - 1) / simd_block;
+    patches_.clear();
+    patched_.clear();
+    const size_t padded = (n_blocks_ + simd_block - 1) / simd_block * simd_block;
+    if (block_max_.size() != padded) block_max_.assign(padded, minus_inf);
+    std::fill(block_max_.begin() + n_blocks_, block_max_.end(), minus_inf);
+    const simd_kernels & k  = simd();
+    bool                 ok = k.block_max(logits, n / simd_block, block_max_.data());
+    if (n % simd_block) {
+        float space[simd_block];
+        ok = k.block_max(block(n_blocks_ - 1, space), 1, &block_max_[n_blocks_ - 1]) && ok;
+    }
+    max_ = *std::max_element(block_max_.begin(), block_max_.end());
+    if (!ok) throw error(error_code::sampling, "the logits contain NaN");
+    if (max_ == minus_inf) throw error(error_code::sampling, "no token is left to sample: every logit is -inf");
+    if (max_ > std::numeric_limits<float>::max()) throw error(error_code::sampling, "the logits contain +inf");
+}
+
+void sampler_row::patch(const std::vector<logit_patch> & patches) {
+    patches_ = patches;
+    float space[simd_block];
+    for (const auto & p : patches_) {
+        const uint32_t b = static_cast<uint32_t>(p.token / simd_block);
+        if (patched_.empty() || patched_.back() != b) patched_.push_back(b);
+    }
+    for (const uint32_t b : patched_) simd().block_max(block(b, space), 1, &block_max_[b]);
+    if (!patched_.empty()) max_ = *std::max_element(block_max_.begin(), block_max_.end());
+}
+
+const float * sampler_row::block(size_t b, float * space) const {
+    const float * x     = logits_ + b * simd_block;
+    const bool    whole = (b + 1) * simd_block <= n_;
+    const bool    clean = !std::binary_search(patched_.begin(), patched_.end(), b);
+    if (whole && clean) return x;
+    const size_t n = whole ? simd_block : n_ - b * simd_block;
+    std::copy_n(x, n, space);
+    std::fill(space + n, space + simd_block, minus_inf);
+    if (!clean) {
+        const int32_t first = static_cast<int32_t>(b * simd_block);
+        auto it = std::lower_bound(patches_.begin(), patches_.end(), first, [](const logit_patch & p, int32_t t) { return p.token < t; });
+        for (; it != patches_.end() && it->token < first + static_cast<int32_t>(simd_block); ++it) space[it->token - first] = it->logit;
+    }
+    return space;
+}
+
+float sampler_row::at(size_t token) const {
+    float space[simd_block];
+    return block(token / simd_block, space)[token % simd_block];
+}
+
+int32_t sampler_row::argmax() const {
+    size_t b = 0;
+    while (block_max_[b] != max_) ++b;
+    float space[simd_block];
+    return static_cast<int32_t>(b * simd_block) + lowest_bit(simd().at_least(block(b, space), max_));
+}
+
+void sampler_row::collect(float floor, std::vector<candidate> & out) const {
+    const simd_kernels & k = simd();
+    float                space[simd_block];
+    out.clear();
+    for (size_t group = 0; group < n_blocks_; group += simd_block) {
+        for (uint64_t blocks = k.at_least(&block_max_[group], floor); blocks; blocks &= blocks - 1) {
+            const size_t b = group + lowest_bit(blocks);
+            if (b >= n_blocks_) return;  // padding, with a floor of -inf
+            const float * x    = block(b, space);
+            const size_t  left = n_ - b * simd_block;
+            uint64_t      bits = k.at_least(x, floor);
+            if (left < simd_block) bits &= (uint64_t(1) << left) - 1;
+            for (; bits; bits &= bits - 1) {
+                const int i = lowest_bit(bits);
+                out.push_back({static_cast<int32_t>(b * simd_block) + i, x[i], 0.0f});
+            }
+        }
+    }
+}
+
+float sampler_row::floor_of_highest(size_t k) const {
+    const auto count = [&](float floor) { return simd().count(block_max_.data(), block_max_.size(), floor); };
+    // k blocks with a maximum at or above a floor hold at least k such logits.
+    float high = max_, low = max_ - 1.0f;
+    for (float step = 2.0f; count(low) < k; step *= 2.0f) {
+        if (step > 1e6f) return minus_inf;
+        high = low;
+        low  = max_ - step;
+    }
+    for (int i = 0; i < 16; ++i) {
+        const float middle = low + (high - low) * 0.5f;
+        if (!(low < middle && middle < high)) break;
+        const size_t n = count(middle);
+        if (n < k) {
+            high = middle;
+        } else {
+            low = middle;
+            if (n <= k + k / 8 + 2) break;
+        }
+    }
+    return low;
+}
+
+bool sampler_row::highest(size_t k, std::vector<candidate> & out) const {
+    const float floor = floor_of_highest(k);
+    if (floor != minus_inf) {
+        collect(floor, out);
+        std::sort(out.begin(), out.end(), higher);
+        bool equal = false;
+        for (size_t i = 0; i < k && i + 1 < out.size(); ++i) equal |= out[i].logit == out[i + 1].logit;
+        if (!equal) {
+            out.resize(k);
+            return false;
+        }
+    }
+    highest_among_equals(k, out);
+    return true;
+}
+
+// std::partial_sort keeps a heap of k that starts with the first k elements; each later one above the heap's lowest takes its
+// place. Which of two equal ones stays, and in what order, depends on all that ever entered, but on nothing else: the same sort
+// over just those gives the same result.
+void sampler_row::highest_among_equals(size_t k, std::vector<candidate> & out) const {
+    thread_local std::vector<float> heap;  // the k highest so far, lowest first
+    float        space[simd_block];
+    out.clear();
+    heap.clear();
+    for (size_t b = 0; b < n_blocks_; ++b) {
+        if (heap.size() == k && !(block_max_[b] > heap.front())) continue;
+        const float * x = block(b, space);
+        const size_t  n = std::min(simd_block, n_ - b * simd_block);
+        for (size_t i = 0; i < n; ++i) {
+            if (heap.size() == k) {
+                if (!(x[i] > heap.front())) continue;
+                std::pop_heap(heap.begin(), heap.end(), std::greater<float>());
+                heap.back() = x[i];
+            } else {
+                heap.push_back(x[i]);
+            }
+            std::push_heap(heap.begin(), heap.end(), std::greater<float>());
+            out.push_back({static_cast<int32_t>(b * simd_block + i), x[i], 0.0f});
+        }
+    }
+    std::partial_sort(out.begin(), out.begin() + k, out.end(), higher);
+    out.resize(k);
+}
+
+double sampler_row::exp_sums(float temp, std::vector<double> & sums) const {
+    sums.resize(n_blocks_);
+    const float          max = max_ / temp;
+    const simd_kernels & k   = simd();
+    k.exp_sums(logits_, n_ / simd_block, temp, max, sums.data());
+    float space[simd_block];
+    for (const uint32_t b : patched_) k.exp_sums(block(b, space), 1, temp, max, &sums[b]);
+    if (n_ % simd_block) k.exp_sums(block(n_blocks_ - 1, space), 1, temp, max, &sums[n_blocks_ - 1]);
+    double sum = 0.0;
+    for (const double s : sums) sum += s;
+    return sum;
+}
+
+}  // namespace lfmfast
