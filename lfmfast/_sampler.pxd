@@ -1,6 +1,8 @@
 # Declarations of engine/sampler.h and engine/sampler_pool.h.
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr, unique_ptr
+from libcpp.string cimport string
 from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
@@ -79,6 +81,21 @@ cdef extern from "engine/sampler_pool.h" namespace "lfmfast" nogil:
         unique_ptr[shared_sampler] clone() except +raise_error
         uint32_t seed()
         uint64_t n_tied()
+
+    cdef cppclass sampled:
+        int32_t token
+        string error
+
+    vector[sampled] cpp_sample_batch "lfmfast::sample_batch"(
+        const float * logits, int32_t n_vocab, const vector[shared_sampler *] & samplers, int n_threads) except +raise_error
+
+
+cdef extern from "engine/simd.h" namespace "lfmfast" nogil:
+    cdef cppclass simd_kernels:
+        const char * name
+    const simd_kernels & simd()
+    vector[string] simd_available() except +raise_error
+    cbool cpp_simd_use "lfmfast::simd_use"(const string & name) except +raise_error
 
 
 # Writes SamplingParams (what is not set is neutral) for C++. `suppress`: tokens never to be picked (the vocabulary's own, and

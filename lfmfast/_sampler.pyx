@@ -1,6 +1,7 @@
 # cython: language_level=3
 """The sampler chain: picks the next token from a row of logits."""
 
+import os
 import sys
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_Release, PyObject_GetBuffer
@@ -8,7 +9,7 @@ from libc.stdint cimport int32_t
 from libcpp.memory cimport unique_ptr
 from libcpp.vector cimport vector
 
-from lfmfast.errors import ParameterError
+from lfmfast.errors import ParameterError, SamplingError
 from lfmfast.params import NEUTRAL, SAMPLERS, SamplingParams
 
 _LITTLE_ENDIAN = sys.byteorder == "little"
@@ -182,6 +183,57 @@ cdef class SamplerChain:
         other.params = self.params
         return other
 
+    @staticmethod
+    def sample_batch(logits, chains, *, n_threads=None):
+        """The next token of each row, with one chain per row, on several threads.
+
+        Parameters
+        ----------
+        logits : float32 buffer of shape (n, n_vocab)
+        chains : sequence of n SamplerChain, all different
+        n_threads : int, optional
+            At most so many at once; by default up to four. The tokens do not depend on it.
+
+        Returns
+        -------
+        list of int
+
+        Raises
+        ------
+        SamplingError
+            If a row can't be sampled; the message says which. The other rows' chains have moved on.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> SamplerChain.sample_batch(np.eye(3, dtype=np.float32), [SamplerChain(3, temperature=0) for _ in range(3)])
+        [0, 1, 2]
+        """
+        cdef vector[shared_sampler *] native
+        cdef vector[sampled] out
+        keep = list(chains)
+        for chain in keep:
+            if not isinstance(chain, SamplerChain):
+                raise ParameterError(f"chains must be SamplerChain objects, not {type(chain).__name__}")
+            native.push_back((<SamplerChain>chain).native())
+        if not keep:
+            return []
+        cdef int32_t n_vocab = keep[0].n_vocab
+        cdef _Rows rows = _Rows(logits, 2, n_vocab)
+        if rows.n_rows != len(keep):
+            raise ParameterError(f"logits must have a row for each of the {len(keep)} chains, not {rows.n_rows}")
+        if n_threads is None:
+            n_threads = min(4, os.cpu_count() or 1)
+        elif isinstance(n_threads, bool) or not isinstance(n_threads, int) or not 1 <= n_threads <= 1024:
+            raise ParameterError(f"n_threads must be an integer from 1 to 1024, not {n_threads!r}")
+        cdef int threads = n_threads
+        with nogil:
+            out = cpp_sample_batch(rows.data, n_vocab, native, threads)
+        for i in range(len(keep)):
+            if not out[i].error.empty():
+                raise SamplingError(f"row {i}: {out[i].error.decode('utf-8', 'replace')}")
+        return [out[i].token for i in range(len(keep))]
+
     @property
     def seed(self):
         """The seed in use; where none was given, the one that was drawn."""
@@ -259,3 +311,15 @@ def log_probs(logits, token, n_top=0):
     with nogil:
         logprob = cpp_log_probs(rows.data, n_vocab, id, n, top)
     return logprob, [(t.token, t.logprob) for t in top]
+
+
+def simd_variants():
+    """Names of the instruction sets that this CPU has code for, best first."""
+    return [name.decode() for name in simd_available()]
+
+
+def use_simd(name=None):
+    """Let the samplers of this process use another instruction set (for tests and benchmarks); returns the one in use."""
+    if name is not None and not cpp_simd_use(name.encode()):
+        raise ParameterError(f"name must be one of {simd_variants()}, not {name!r}")
+    return simd().name.decode()

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "engine/sampler.h"
@@ -32,6 +33,7 @@ class shared_sampler {
         std::lock_guard<std::mutex> lock(mutex_);
         return std::unique_ptr<shared_sampler>(new shared_sampler(sampler_));
     }
+    int32_t  n_vocab() const { return sampler_.n_vocab(); }
     uint32_t seed() const {
         std::lock_guard<std::mutex> lock(mutex_);
         return sampler_.seed();
@@ -47,5 +49,16 @@ class shared_sampler {
     mutable std::mutex mutex_;
     sampler            sampler_;
 };
+
+// One row's result: a token, or why there is none.
+struct sampled {
+    int32_t     token = -1;
+    std::string error;
+};
+
+// Samples row i of `logits` (rows of n_vocab, one after another) with samplers[i], on up to n_threads threads of a pool that
+// stays. A row's result depends on its own sampler only, so it is the same for any number of threads. Throws
+// error_code::invalid_argument for a sampler that is listed twice (the order would decide) or has another n_vocab.
+std::vector<sampled> sample_batch(const float * logits, int32_t n_vocab, const std::vector<shared_sampler *> & samplers, int n_threads);
 
 }  // namespace lfmfast
