@@ -294,31 +294,4 @@ int32_t sampler::sample_mirostat(candidates & c) {
     return c.data[i].id;
 }
 
-float log_probs(const float * logits, int32_t n_vocab, int32_t token, size_t n_top, std::vector<token_logprob> & top) {
-    if (token < 0 || token >= n_vocab) {
-        throw error(error_code::invalid_argument,
-                    "token must be from 0 to " + std::to_string(n_vocab - 1) + ", not " + std::to_string(token), token, n_vocab - 1);
-    }
-    float max = minus_inf;
-    for (int32_t i = 0; i < n_vocab; ++i) {
-        if (std::isnan(logits[i])) refuse_row(logits[i]);
-        max = std::max(max, logits[i]);
-    }
-    if (!std::isfinite(max)) refuse_row(max);
-    double sum = 0.0;
-    for (int32_t i = 0; i < n_vocab; ++i) sum += std::exp(static_cast<double>(logits[i] - max));
-    const double log_sum = std::log(sum) + max;
-
-    n_top = std::min(n_top, static_cast<size_t>(n_vocab));
-    thread_local std::vector<int32_t> ids;
-    ids.resize(n_vocab);
-    for (int32_t i = 0; i < n_vocab; ++i) ids[i] = i;
-    std::partial_sort(ids.begin(), ids.begin() + n_top, ids.end(), [logits](int32_t a, int32_t b) {
-        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-    });
-    top.clear();
-    for (size_t i = 0; i < n_top; ++i) top.push_back({ids[i], static_cast<float>(logits[ids[i]] - log_sum)});
-    return static_cast<float>(logits[token] - log_sum);
-}
-
 }  // namespace lfmfast

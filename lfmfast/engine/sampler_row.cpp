@@ -32,14 +32,26 @@ sampler_row & thread_row() {
     return row;
 }
 
+float sampler_row::highest_maximum() const {
+    const size_t n = block_max_.size() / simd_block;
+    float        some[simd_block];
+    float        max = minus_inf;
+    for (size_t i = 0; i < n; i += simd_block) {
+        const size_t m = std::min(simd_block, n - i);
+        simd().block_max(&block_max_[i * simd_block], m, some);
+        max = std::max(max, *std::max_element(some, some + m));
+    }
+    return max;
+}
+
 void sampler_row::read(const float * logits, size_t n) {
     logits_   = logits;
     n_        = n;
     n_blocks_ = (n + simd_block - 1) / simd_block;
     patches_.clear();
-    patched_.clear();
+    patched_.assign((n_blocks_ + 63) / 64, 0);
     const size_t padded = (n_blocks_ + simd_block - 1) / simd_block * simd_block;
-    if (block_max_.size() != padded) block_max_.assign(padded, minus_inf);
+    block_max_.resize(padded);
     std::fill(block_max_.begin() + n_blocks_, block_max_.end(), minus_inf);
     const simd_kernels & k  = simd();
     bool                 ok = k.block_max(logits, n / simd_block, block_max_.data());
@@ -47,35 +59,47 @@ void sampler_row::read(const float * logits, size_t n) {
         float space[simd_block];
         ok = k.block_max(block(n_blocks_ - 1, space), 1, &block_max_[n_blocks_ - 1]) && ok;
     }
-    max_ = *std::max_element(block_max_.begin(), block_max_.end());
     if (!ok) throw error(error_code::sampling, "the logits contain NaN");
+    max_ = highest_maximum();
     if (max_ == minus_inf) throw error(error_code::sampling, "no token is left to sample: every logit is -inf");
     if (max_ > std::numeric_limits<float>::max()) throw error(error_code::sampling, "the logits contain +inf");
 }
 
 void sampler_row::patch(const std::vector<logit_patch> & patches) {
+    if (patches.empty()) return;
     patches_ = patches;
+    for (const auto & p : patches_) patched_[p.token / simd_block / 64] |= uint64_t(1) << (p.token / simd_block % 64);
     float space[simd_block];
-    for (const auto & p : patches_) {
-        const uint32_t b = static_cast<uint32_t>(p.token / simd_block);
-        if (patched_.empty() || patched_.back() != b) patched_.push_back(b);
+    for (size_t i = 0; i < patches_.size();) {
+        const size_t b     = patches_[i].token / simd_block;
+        const float  old   = block_max_[b];
+        float        max   = minus_inf;
+        bool         lower = false;  // the highest logit of the block may have gone down
+        for (; i < patches_.size() && patches_[i].token / simd_block == b; ++i) {
+            max = std::max(max, patches_[i].logit);
+            lower |= logits_[patches_[i].token] == old;
+        }
+        if (lower && !(max >= old)) {
+            simd().block_max(block(b, space), 1, &block_max_[b]);
+        } else {
+            block_max_[b] = std::max(max, old);
+        }
     }
-    for (const uint32_t b : patched_) simd().block_max(block(b, space), 1, &block_max_[b]);
-    if (!patched_.empty()) max_ = *std::max_element(block_max_.begin(), block_max_.end());
+    max_ = highest_maximum();
 }
 
 const float * sampler_row::block(size_t b, float * space) const {
     const float * x     = logits_ + b * simd_block;
     const bool    whole = (b + 1) * simd_block <= n_;
-    const bool    clean = !std::binary_search(patched_.begin(), patched_.end(), b);
-    if (whole && clean) return x;
+    if (whole && !patched(b)) return x;
     const size_t n = whole ? simd_block : n_ - b * simd_block;
     std::copy_n(x, n, space);
     std::fill(space + n, space + simd_block, minus_inf);
-    if (!clean) {
+    if (patched(b)) {
         const int32_t first = static_cast<int32_t>(b * simd_block);
-        auto it = std::lower_bound(patches_.begin(), patches_.end(), first, [](const logit_patch & p, int32_t t) { return p.token < t; });
-        for (; it != patches_.end() && it->token < first + static_cast<int32_t>(simd_block); ++it) space[it->token - first] = it->logit;
+        auto          it    = std::lower_bound(patches_.begin(), patches_.end(), first,
+                                               [](const logit_patch & p, int32_t token) { return p.token < token; });
+        for (; it != patches_.end() && it->token - first < static_cast<int32_t>(simd_block); ++it) space[it->token - first] = it->logit;
     }
     return space;
 }
@@ -185,8 +209,9 @@ double sampler_row::exp_sums(float temp, std::vector<double> & sums) const {
     const simd_kernels & k   = simd();
     k.exp_sums(logits_, n_ / simd_block, temp, max, sums.data());
     float space[simd_block];
-    for (const uint32_t b : patched_) k.exp_sums(block(b, space), 1, temp, max, &sums[b]);
-    if (n_ % simd_block) k.exp_sums(block(n_blocks_ - 1, space), 1, temp, max, &sums[n_blocks_ - 1]);
+    for (size_t b = 0; b < n_blocks_; ++b) {
+        if (patched(b) || (b + 1) * simd_block > n_) k.exp_sums(block(b, space), 1, temp, max, &sums[b]);
+    }
     double sum = 0.0;
     for (const double s : sums) sum += s;
     return sum;

@@ -44,17 +44,19 @@ class sampler_row {
     const float * block(size_t b, float * space) const;
 
   private:
-    void highest_among_equals(size_t k, std::vector<candidate> & out) const;
+    void  highest_among_equals(size_t k, std::vector<candidate> & out) const;
+    float highest_maximum() const;
+    bool  patched(size_t b) const { return patched_[b / 64] >> (b % 64) & 1; }
 
     const float *            logits_ = nullptr;
     size_t                   n_ = 0, n_blocks_ = 0;
     float                    max_ = 0.0f;
     std::vector<float>       block_max_;  // padded with -inf to a multiple of simd_block
     std::vector<logit_patch> patches_;
-    std::vector<uint32_t>    patched_;    // blocks with patches, ascending
+    std::vector<uint64_t>    patched_;    // a bit per block: it has patches
 };
 
-// The thread's row, so that nothing is allocated per token.
+// One per thread, so that nothing is allocated per token.
 sampler_row & thread_row();
 
 }  // namespace lfmfast
