@@ -59,7 +59,7 @@ class Repl:
         with _terminate_cleanly():
             while True:
                 try:
-                    line = _read(session)
+                    line, quoted = _read(session)
                 except KeyboardInterrupt:
                     self.note("(Ctrl-D or /exit leaves)")
                     continue
@@ -68,7 +68,9 @@ class Repl:
                 if not line.strip():
                     continue
                 try:
-                    self.handle(line)
+                    self.handle(line, quoted)
+                except KeyboardInterrupt:
+                    self.note("[stopped]")
                 except EOFError:
                     return
                 except (LfmfastError, OSError) as error:
@@ -76,8 +78,8 @@ class Repl:
                         raise
                     opt.complain(opt.describe(error))
 
-    def handle(self, line: str) -> None:
-        if not line.startswith("/"):
+    def handle(self, line: str, quoted: bool) -> None:
+        if quoted or not line.startswith("/"):
             self.answer(line)
         elif line.startswith("//"):
             self.answer(line[1:])
@@ -91,24 +93,33 @@ class Repl:
                 self.note(f"There is no command {name}. {hint}")
 
     def answer(self, text: str) -> None:
+        whole = self.chat
         try:
-            self.stream(lambda: self.chat.stream(text, **self.options))
-        except ContextFullError:
-            dropped = self.chat.trim()
-            if not dropped:
-                raise
-            self.note(f"The context is full (-c): the oldest {dropped} messages are forgotten.")
-            self.stream(lambda: self.chat.stream(text, **self.options))
+            self.show(self.chat.stream(text, **self.options))
+            return
+        except ContextFullError as error:
+            full = error
+        # Half of the context first, then all but the system prompt; what does not help is not forgotten.
+        for how in ({}, {"keep_turns": 0}):
+            self.chat = whole.fork()
+            if dropped := self.chat.trim(**how):
+                try:
+                    stream = self.chat.stream(text, **self.options)
+                except ContextFullError:
+                    continue
+                self.note(f"The context is full (-c): the oldest {dropped} messages are forgotten.")
+                self.show(stream)
+                return
+        self.chat = whole
+        raise full
 
-    def stream(self, start: Callable[[], Stream]) -> None:
+    def show(self, stream: Stream) -> None:
         printer = Printer()
         try:
-            self.end = printer.show(start())
-        except KeyboardInterrupt:
+            self.end = printer.show(stream)
+        finally:
             printer.finish()
-            self.note("[stopped]")
-            return
-        printer.finish()
+        print(file=sys.stderr)
         if self.end.finish_reason == "length":
             self.note(why_cut(self.end, self.options.get("max_tokens") or -1))
         if self.stats:
@@ -130,7 +141,7 @@ class Repl:
         if [m["role"] for m in self.chat.messages[-1:]] != ["assistant"]:
             self.note("There is no answer to replace.")
         else:
-            self.stream(lambda: self.chat.regenerate(stream=True, **self.options))
+            self.show(self.chat.regenerate(stream=True, **self.options))
 
     def save(self, name: str) -> None:
         if not name:
@@ -242,10 +253,13 @@ def _open_quote(text: str) -> bool:
     return body.startswith('"""') and not (len(body) >= 6 and body.endswith('"""'))
 
 
-def _read(session: PromptSession[str]) -> str:
+def _read(session: PromptSession[str]) -> tuple[str, bool]:
+    """Return the text, and whether it was in triple quotes: then it is no command."""
     from prompt_toolkit.formatted_text import FormattedText
 
     mark = [("bold fg:ansigreen", "> ")] if opt.has_colour(sys.stderr) else [("", "> ")]
     text = session.prompt(FormattedText(mark))
     body = text.strip()
-    return body[3:-3].strip("\n") if len(body) >= 6 and body.startswith('"""') and body.endswith('"""') else text
+    if len(body) >= 6 and body.startswith('"""') and body.endswith('"""'):
+        return body[3:-3].strip("\n"), True
+    return text, False

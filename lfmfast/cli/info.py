@@ -15,7 +15,8 @@ import typer
 from lfmfast._progress import format_bytes
 from lfmfast.cli import _options as opt
 
-CTX_HELP = "Context for the memory estimate."
+LONG = 256  # elements of an array that is worth showing
+CONTROL = 3  # LLAMA_TOKEN_TYPE_CONTROL
 
 
 def info(
@@ -24,7 +25,7 @@ def info(
     ] = None,
     model: opt.ModelFile = None,
     hf_repo: opt.HubRepo = None,
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help=CTX_HELP)] = 4096,
+    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Context for the memory estimate.")] = 4096,
     parallel: Annotated[int, typer.Option("-np", "--parallel", metavar="N", help="Sequences for the memory estimate.")] = 1,
     type_k: Annotated[str, typer.Option("-ctk", "--cache-type-k", metavar="TYPE", help="Type of the K cache.")] = "f16",
     type_v: Annotated[str, typer.Option("-ctv", "--cache-type-v", metavar="TYPE", help="Type of the V cache.")] = "f16",
@@ -51,10 +52,10 @@ def collect(path: Path, **memory_options: Any) -> dict[str, Any]:
     from lfmfast import memory
     from lfmfast._model import read_gguf
     from lfmfast.presets import default_sampling
-    from lfmfast.templates import template_family
 
-    headers = [read_gguf(part) for part in _parts(path)]
+    headers = [read_gguf(part, max_elements=1 << 24) for part in _parts(path)]
     metadata: dict[str, Any] = headers[0]["metadata"]
+    template = _template_family(metadata)
     tensors = [t for header in headers for t in header["tensors"]]
     sizes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
@@ -75,15 +76,31 @@ def collect(path: Path, **memory_options: Any) -> dict[str, Any]:
         "file_bytes": sum(p.stat().st_size for p in _parts(path)),
         "n_params": n_params,
         "tensors": {kind: {"count": counts[kind], "bytes": n} for kind, n in sizes.most_common()},
-        "template": template_family(metadata.get("tokenizer.chat_template")),
+        "template": template,
         "sampling": {
             key: {"value": value, "source": source}
             for key, source in defaults.source.items()
             if source != "neutral" and (value := getattr(defaults.params, key)) is not None
         },
         "memory": {key: getattr(estimate, key) for key in (*estimate.__dataclass_fields__, "total")},
-        "metadata": metadata,
+        "metadata": {k: f"{len(v)} values" if isinstance(v, list) and len(v) > LONG else v for k, v in metadata.items()},
     }
+
+
+def _template_family(metadata: Mapping[str, Any]) -> str:
+    from lfmfast.templates import chat_template_for
+
+    texts = metadata.get("tokenizer.ggml.tokens") or []
+    kinds = metadata.get("tokenizer.ggml.token_type") or []
+
+    def text(name: str) -> str:
+        token = metadata.get(f"tokenizer.ggml.{name}_token_id", -1)
+        return texts[token] if 0 <= token < len(texts) else ""
+
+    control = [t for t, kind in zip(texts, kinds, strict=False) if kind == CONTROL]
+    source = metadata.get("tokenizer.chat_template")
+    template = chat_template_for(source, bos_token=text("bos"), eos_token=text("eos"), special_tokens=control)
+    return template.family
 
 
 def _parts(path: Path) -> list[Path]:
@@ -103,7 +120,7 @@ def show(facts: Mapping[str, Any]) -> None:
         ("parameters", _count(facts["n_params"])),
         ("tensors", ", ".join(f"{v['count']} {k} ({format_bytes(v['bytes'])})" for k, v in facts["tensors"].items())),
         ("trained context", f"{metadata.get(f'{arch}.context_length', '?')} tokens"),
-        ("chat format", facts["template"] or "none in the file"),
+        ("chat format", facts["template"]),
     ]
     _section(str(metadata.get("general.name", Path(facts["path"]).name)), rows)
     sampling = [
@@ -140,9 +157,8 @@ def _count(n: int) -> str:
 
 
 def _abridged(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 32:
-        return f"{len(value)} or more values" if len(value) >= 1024 else f"{len(value)} values"
-    return " ".join(str(value).split()) if isinstance(value, str) else str(value)
+    text = " ".join(str(value).split())
+    return text if len(text) <= 200 else f"{text[:200]}… ({len(str(value))} characters)"
 
 
 def _section(title: str, rows: list[tuple[str, str]]) -> None:
