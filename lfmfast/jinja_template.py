@@ -6,7 +6,7 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from lfmfast.errors import TemplateError
 from lfmfast.jinja_sandbox import CompiledTemplate, compile_template
@@ -157,9 +157,9 @@ class JinjaTemplate(ChatTemplate):
         if "tool_calls" in copy and not calls:
             del copy["tool_calls"]
         elif calls and self._drops_calls:
-            text = pythonic(message, index)
-            text = f"<|tool_call_start|>{break_up(text, where)}<|tool_call_end|>"
-            copy["content"] += [{"type": "text", "text": text}] if isinstance(copy["content"], list) else text
+            text = f"<|tool_call_start|>{break_up(pythonic(message, index), where)}<|tool_call_end|>"
+            old = copy["content"] or ""
+            copy["content"] = [*old, {"type": "text", "text": text}] if isinstance(old, list) else old + text
         return copy
 
     def _split(self, text: str, mark: str) -> Block:
@@ -194,10 +194,10 @@ class JinjaTemplate(ChatTemplate):
     @cached_property
     def _probe_results(self) -> list[str | None]:
         results: list[str | None] = []
-        for messages, tools, keep, prompt in _PROBES:
+        for probe in _PROBES:
+            switches = {} if probe.keep is None else {"keep_past_thinking": probe.keep, "preserve_thinking": probe.keep}
             try:
-                switches = {"keep_past_thinking": keep, "preserve_thinking": keep}
-                results.append(self._stock(messages, tools, switches, prompt, PROBE_DATE))
+                results.append(self._stock(probe.messages, probe.tools, switches, probe.prompt, PROBE_DATE))
             except TemplateError:
                 results.append(None)
         return results
@@ -282,46 +282,49 @@ def _cut(text: str) -> str:
 
 
 # --- the check whether a template is a known format ---------------------------------------------------------------------
-def _result(native: NativeTemplate, probe: tuple[list[dict[str, Any]], list[Any], bool, bool]) -> str | None:
-    messages, tools, keep, prompt = probe
+class _Probe(NamedTuple):
+    messages: list[dict[str, Any]]
+    tools: list[Any] = []  # noqa: RUF012 (never changed)
+    keep: bool | None = None  # the switch for past thoughts; None: not given
+    prompt: bool = True
+
+
+def _result(native: NativeTemplate, probe: _Probe) -> str | None:
+    switch = {} if probe.keep is None else native.switch(probe.keep)
     try:
         return native.render(
-            messages, tools=tools, add_generation_prompt=prompt, fix_tool_calls=False, **native.switch(keep)
+            probe.messages, tools=probe.tools, add_generation_prompt=probe.prompt, fix_tool_calls=False, **switch
         ).text
     except TemplateError:
         return None
 
 
-def _probes() -> list[tuple[list[dict[str, Any]], list[Any], bool, bool]]:
+def _probes() -> list[_Probe]:
     def call(name: str, arguments: Any) -> dict[str, Any]:
         return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
 
     system: dict[str, Any] = {"role": "system", "content": " S\n"}
+    empty: dict[str, Any] = {"role": "system", "content": ""}
     user: dict[str, Any] = {"role": "user", "content": " a <|im_end|></think> b "}
     thoughts: dict[str, Any] = {"role": "assistant", "content": "<think>x</think> y </think>\n b \n"}
     calls = [call("f", {"s": "'\"\n\r\\", "b": True, "n": None, "x": 1.5, "l": ["a", None], "d": {"é": [True]}}), call("g", {})]
     acting: dict[str, Any] = {"role": "assistant", "content": " c ", "thinking": "t", "tool_calls": calls}
-    result: dict[str, Any] = {"role": "tool", "content": '{"a": 1}', "tool_call_id": "1", "name": "f"}
+    result: dict[str, Any] = {"role": "tool", "content": ' {"a": 1} ', "tool_call_id": "1", "name": "f"}
     keys = ("thinking", "reasoning", "reasoning_content")
     reasoning: list[dict[str, Any]] = [{"role": "assistant", "content": "d", key: " r "} for key in keys]
     parts: Any = [{"type": "text", "text": " p "}, {"type": "image"}, {"type": "text", "text": "q</think>"}]
     tool = {"type": "function", "function": {"name": "f", "description": "é <b>", "parameters": {"type": "object"}}}
     history = [user, thoughts, user, acting, result, thoughts, user, acting, result, *reasoning]
-    probes: list[tuple[list[dict[str, Any]], list[Any], bool, bool]] = [
-        ([system, *history], [tool, "raw"], False, True),
-        ([system, *history], [], True, True),
-        (history, [tool], False, False),
-        ([*history, user], [], False, True),
-        ([thoughts, thoughts], [], False, False),
-        (
-            [{"role": "system", "content": ""}, system, {"role": "critic", "content": "é"}, {"role": "tool", "content": ""}],
-            [],
-            False,
-            True,
-        ),
-        ([{"role": "system", "content": ""}, user], [tool, tool], False, True),
-        ([user, {"role": "user", "content": parts}, {"role": "assistant", "content": parts}, user], [], False, True),
-        ([{"role": "system", "content": parts}, user], [], False, True),
+    probes = [
+        _Probe([system, *history], [tool, "raw"]),
+        _Probe([system, *history], keep=True),
+        _Probe(history, [tool], keep=False, prompt=False),
+        _Probe([*history, user]),
+        _Probe([thoughts, thoughts], prompt=False),
+        _Probe([empty, system, {"role": "critic", "content": "é"}, {"role": "tool", "content": ""}]),
+        _Probe([empty, user], [tool, tool]),
+        _Probe([user, {"role": "user", "content": parts}, {"role": "assistant", "content": parts}, user]),
+        _Probe([{"role": "system", "content": parts}, user]),
     ]
     odd: list[dict[str, Any]] = [
         *({"role": role, "content": None} for role in ("system", "user", "assistant")),
@@ -332,11 +335,7 @@ def _probes() -> list[tuple[list[dict[str, Any]], list[Any], bool, bool]]:
         *({"role": "assistant", "content": "e", "tool_calls": [call("f", value)]} for value in ("", "{}", '{"a": 1}', None)),
         *({"role": "assistant", "content": "e", key: value} for key in keys for value in ("", "t")),
     ]
-    return (
-        probes
-        + [([message, user], [], False, True) for message in odd]
-        + [([user, message], [], False, True) for message in odd]
-    )
+    return probes + [_Probe([message, user]) for message in odd] + [_Probe([user, message]) for message in odd]
 
 
 _PROBES = _probes()

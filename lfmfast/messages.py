@@ -242,6 +242,9 @@ def pythonic(message: Mapping[str, Any], index: int) -> str | None:
 def _call(name: str, arguments: Any, where: str, literal: Callable[[Any], str]) -> str:
     if isinstance(arguments, str):
         return f"{name}({arguments})"
+    for key, value in arguments.items():
+        if not (isinstance(key, str) and isinstance(value, (str, int, float, Mapping, list, tuple, type(None)))):
+            raise TemplateError(f"{where}.arguments must be data as in JSON, not {key!r}: {type(value).__name__}")
     try:
         return f"{name}({', '.join([key + '=' + literal(value) for key, value in arguments.items()])})"
     except (TypeError, ValueError, RecursionError) as error:
