@@ -204,17 +204,30 @@ void sampler_row::highest_among_equals(size_t k, std::vector<candidate> & out) c
 }
 
 double sampler_row::exp_sums(float temp, std::vector<double> & sums) const {
-    sums.resize(n_blocks_);
-    const float          max = max_ / temp;
+    // What is 32 below the maximum adds less than 1.3e-14 per token.
+    const float          max = max_ / temp, floor = (max - 32.0f) * temp;
     const simd_kernels & k   = simd();
-    k.exp_sums(logits_, n_ / simd_block, temp, max, sums.data());
-    float space[simd_block];
-    for (size_t b = 0; b < n_blocks_; ++b) {
-        if (patched(b) || (b + 1) * simd_block > n_) k.exp_sums(block(b, space), 1, temp, max, &sums[b]);
+    float                space[simd_block];
+    sums.assign(n_blocks_, 0.0);
+    for (size_t b = 0; b < n_blocks_;) {
+        if (block_max_[b] < floor) {
+            ++b;
+        } else if (patched(b) || (b + 1) * simd_block > n_) {
+            k.exp_sums(block(b, space), 1, temp, max, &sums[b]);
+            ++b;
+        } else {
+            const size_t first = b;
+            while (b < n_blocks_ && !(block_max_[b] < floor) && !patched(b) && (b + 1) * simd_block <= n_) ++b;
+            k.exp_sums(logits_ + first * simd_block, b - first, temp, max, &sums[first]);
+        }
     }
-    double sum = 0.0;
-    for (const double s : sums) sum += s;
-    return sum;
+    double total[4] = {};
+    size_t b        = 0;
+    for (; b + 4 <= n_blocks_; b += 4) {
+        for (size_t i = 0; i < 4; ++i) total[i] += sums[b + i];
+    }
+    for (; b < n_blocks_; ++b) total[0] += sums[b];
+    return (total[0] + total[1]) + (total[2] + total[3]);
 }
 
 }  // namespace lfmfast

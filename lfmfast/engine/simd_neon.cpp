@@ -44,7 +44,7 @@ size_t neon_count(const float * x, size_t n, float floor) {
 }
 
 inline float32x4_t neon_exp(float32x4_t x) {
-    x                   = vmaxnmq_f32(x, vdupq_n_f32(least - 1));
+    x                   = vmaxnmq_f32(x, vdupq_n_f32(least));  // of NaN and the bound: the bound
     const float32x4_t n = vrndnq_f32(vmulq_n_f32(x, log2_e));
     float32x4_t       r = vfmsq_n_f32(x, n, ln2_high);
     r                   = vfmsq_n_f32(r, n, ln2_low);
@@ -54,8 +54,7 @@ inline float32x4_t neon_exp(float32x4_t x) {
     p                   = vfmaq_f32(vdupq_n_f32(c2), p, r);
     p                   = vfmaq_f32(r, vmulq_f32(r, r), p);
     p                   = vaddq_f32(p, vdupq_n_f32(1.0f));
-    p = vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vcvtq_s32_f32(n), 23)));
-    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(p), vcgeq_f32(x, vdupq_n_f32(least))));
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vcvtq_s32_f32(n), 23)));
 }
 
 void neon_exp_sums(const float * x, size_t n_blocks, float temp, float max, double * out) {

@@ -20,7 +20,8 @@ namespace {
 // exp(r) = 1 + r + r^2 (c2 + c3 r + ...) for |r| <= ln(2) / 2, with the least greatest relative error (3e-9 before rounding).
 constexpr float log2_e = 1.44269504f, ln2_high = 0.693145752f, ln2_low = 1.42860677e-6f;
 constexpr float c2 = 0.49999994f, c3 = 0.16666521f, c4 = 0.04166839f, c5 = 0.008368745f, c6 = 0.0013814538f;
-constexpr float least = -87.0f;  // exp of less is not a normal float
+constexpr float least = -87.0f;       // less counts as this, whose exp is 1.6e-38: a normal float, and nothing beside exp(0)
+constexpr float round_up = 12582912;  // 1.5 * 2^23: adding and subtracting it rounds to an integer
 
 // --- AVX2 ---
 
@@ -67,18 +68,18 @@ AVX2 size_t avx2_count(const float * x, size_t n, float floor) {
 }
 
 AVX2 inline __m256 avx2_exp(__m256 x) {
-    x              = _mm256_max_ps(x, _mm256_set1_ps(least - 1));  // NaN becomes the bound as well
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(log2_e)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256       r = _mm256_fnmadd_ps(n, _mm256_set1_ps(ln2_high), x);
-    r              = _mm256_fnmadd_ps(n, _mm256_set1_ps(ln2_low), r);
-    __m256 p       = _mm256_fmadd_ps(_mm256_set1_ps(c6), r, _mm256_set1_ps(c5));
-    p              = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c4));
-    p              = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c3));
-    p              = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c2));
-    p              = _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r);
-    p              = _mm256_add_ps(p, _mm256_set1_ps(1.0f));
-    p = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
-    return _mm256_and_ps(p, _mm256_cmp_ps(x, _mm256_set1_ps(least), _CMP_GE_OQ));
+    const __m256 big = _mm256_set1_ps(round_up);
+    x                = _mm256_max_ps(x, _mm256_set1_ps(least));  // NaN, from -inf / temp, becomes the bound as well
+    const __m256 n   = _mm256_sub_ps(_mm256_fmadd_ps(x, _mm256_set1_ps(log2_e), big), big);
+    __m256       r   = _mm256_fnmadd_ps(n, _mm256_set1_ps(ln2_high), x);
+    r                = _mm256_fnmadd_ps(n, _mm256_set1_ps(ln2_low), r);
+    __m256 p         = _mm256_fmadd_ps(_mm256_set1_ps(c6), r, _mm256_set1_ps(c5));
+    p                = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c4));
+    p                = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c3));
+    p                = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c2));
+    p                = _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r);
+    p                = _mm256_add_ps(p, _mm256_set1_ps(1.0f));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
 }
 
 // Division by a constant: two Newton steps give the correctly rounded quotient (Markstein), at half the cost of vdivps.
@@ -86,15 +87,18 @@ AVX2 void avx2_exp_sums(const float * x, size_t n_blocks, float temp, float max,
     const __m256 t = _mm256_set1_ps(temp), inverse = _mm256_set1_ps(1.0f / temp), m = _mm256_set1_ps(max);
     for (size_t b = 0; b < n_blocks; ++b, x += simd_block) {
         __m256d sum = _mm256_setzero_pd(), sum2 = sum;
-        for (size_t i = 0; i < simd_block; i += 8) {
-            const __m256 v = _mm256_loadu_ps(x + i);
-            __m256       q = v;
-            if (temp != 1.0f) {
-                q = _mm256_mul_ps(v, inverse);
-                q = _mm256_fmadd_ps(_mm256_fnmadd_ps(q, t, v), inverse, q);
-                q = _mm256_fmadd_ps(_mm256_fnmadd_ps(q, t, v), inverse, q);
+        for (size_t i = 0; i < simd_block; i += 16) {
+            __m256 p = _mm256_setzero_ps();
+            for (size_t j = i; j < i + 16; j += 8) {
+                const __m256 v = _mm256_loadu_ps(x + j);
+                __m256       q = v;
+                if (temp != 1.0f) {
+                    q = _mm256_mul_ps(v, inverse);
+                    q = _mm256_fmadd_ps(_mm256_fnmadd_ps(q, t, v), inverse, q);
+                    q = _mm256_fmadd_ps(_mm256_fnmadd_ps(q, t, v), inverse, q);
+                }
+                p = _mm256_add_ps(p, avx2_exp(_mm256_sub_ps(q, m)));
             }
-            const __m256 p = avx2_exp(_mm256_sub_ps(q, m));
             sum            = _mm256_add_pd(sum, _mm256_cvtps_pd(_mm256_castps256_ps128(p)));
             sum2           = _mm256_add_pd(sum2, _mm256_cvtps_pd(_mm256_extractf128_ps(p, 1)));
         }
@@ -135,32 +139,36 @@ AVX512 size_t avx512_count(const float * x, size_t n, float floor) {
 }
 
 AVX512 inline __m512 avx512_exp(__m512 x) {
-    x              = _mm512_max_ps(x, _mm512_set1_ps(least - 1));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(log2_e)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512       r = _mm512_fnmadd_ps(n, _mm512_set1_ps(ln2_high), x);
-    r              = _mm512_fnmadd_ps(n, _mm512_set1_ps(ln2_low), r);
-    __m512 p       = _mm512_fmadd_ps(_mm512_set1_ps(c6), r, _mm512_set1_ps(c5));
-    p              = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c4));
-    p              = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c3));
-    p              = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c2));
-    p              = _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r);
-    p              = _mm512_add_ps(p, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GE_OQ), p, n);
+    const __m512 big = _mm512_set1_ps(round_up);
+    x                = _mm512_max_ps(x, _mm512_set1_ps(least));
+    const __m512 n   = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(log2_e), big), big);
+    __m512       r   = _mm512_fnmadd_ps(n, _mm512_set1_ps(ln2_high), x);
+    r                = _mm512_fnmadd_ps(n, _mm512_set1_ps(ln2_low), r);
+    __m512 p         = _mm512_fmadd_ps(_mm512_set1_ps(c6), r, _mm512_set1_ps(c5));
+    p                = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c4));
+    p                = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c3));
+    p                = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c2));
+    p                = _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r);
+    p                = _mm512_add_ps(p, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
 }
 
 AVX512 void avx512_exp_sums(const float * x, size_t n_blocks, float temp, float max, double * out) {
     const __m512 t = _mm512_set1_ps(temp), inverse = _mm512_set1_ps(1.0f / temp), m = _mm512_set1_ps(max);
     for (size_t b = 0; b < n_blocks; ++b, x += simd_block) {
         __m512d sum = _mm512_setzero_pd(), sum2 = sum;
-        for (size_t i = 0; i < simd_block; i += 16) {
-            const __m512 v = _mm512_loadu_ps(x + i);
-            __m512       q = v;
-            if (temp != 1.0f) {
-                q = _mm512_mul_ps(v, inverse);
-                q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, t, v), inverse, q);
-                q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, t, v), inverse, q);
+        for (size_t i = 0; i < simd_block; i += 32) {
+            __m512 p = _mm512_setzero_ps();
+            for (size_t j = i; j < i + 32; j += 16) {  // two are added in float: conversions are the slowest part
+                const __m512 v = _mm512_loadu_ps(x + j);
+                __m512       q = v;
+                if (temp != 1.0f) {
+                    q = _mm512_mul_ps(v, inverse);
+                    q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, t, v), inverse, q);
+                    q = _mm512_fmadd_ps(_mm512_fnmadd_ps(q, t, v), inverse, q);
+                }
+                p = _mm512_add_ps(p, avx512_exp(_mm512_sub_ps(q, m)));
             }
-            const __m512 p = avx512_exp(_mm512_sub_ps(q, m));
             sum            = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_castps512_ps256(p)));
             sum2           = _mm512_add_pd(sum2, _mm512_cvtps_pd(_mm512_extractf32x8_ps(p, 1)));
         }
