@@ -280,7 +280,7 @@ class Model:
             tokens = self.tokenize(prompt, parse_special=True)
             bos = self.native.bos_id
             return [bos, *tokens] if self.native.add_bos and bos is not None and tokens[:1] != [bos] else tokens
-        if not isinstance(prompt, Sequence):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
             raise ParameterError(f"prompt must be a str, a list of messages or a list of token ids, not {type(prompt).__name__}")
         if prompt and all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
             for item in prompt:
@@ -377,7 +377,7 @@ class Model:
             _check_int("max_tokens", max_tokens, -1)
         if logprobs is not None:
             _check_int("logprobs", logprobs, 0)
-        stops = [stop] if isinstance(stop, str) else list(stop)
+        stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
         for text in stops:
             if not isinstance(text, str) or not text:
                 raise ParameterError(f"stop must be a string or a list of strings, none of them empty, not {text!r}")

@@ -5,7 +5,9 @@
 #include "llama.h"
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -49,7 +51,8 @@ void check_gguf_file(const std::string & path) {
     std::error_code ec;
     const auto      status = fs::status(fs::u8path(path), ec);
     const auto      fail   = [&](const std::string & why) {
-        throw error(error_code::model_load, "can't load the model '" + path + "': " + why);
+        // c_str: a message ends at a NUL
+        throw error(error_code::model_load, std::string("can't load the model '") + path.c_str() + "': " + why);
     };
     if (path.find('\0') != std::string::npos) {
         fail("the path holds a NUL character");
@@ -62,6 +65,9 @@ void check_gguf_file(const std::string & path) {
     }
     if (fs::is_directory(status)) {
         fail("it is a directory, not a GGUF file");
+    }
+    if (!fs::is_regular_file(status)) {
+        fail("it is not a regular file");  // opening a pipe would wait for a writer
     }
     std::ifstream file(fs::u8path(path), std::ios::binary);
     if (!file) {
@@ -103,6 +109,7 @@ model::model(const std::string & path, const model_params & params, std::atomic<
         throw error(error_code::model_load, with_reason("can't load the model '" + path + "'"));
     }
     try {
+        check_metadata();
         read_vocabulary();
     } catch (...) {
         llama_model_free(model_);
@@ -112,6 +119,20 @@ model::model(const std::string & path, const model_params & params, std::atomic<
 
 model::~model() {
     llama_model_free(model_);
+}
+
+// What llama.cpp takes from a damaged file although ggml ends the process when it computes with it.
+void model::check_metadata() const {
+    for (const auto & [key, value] : metadata()) {
+        const std::string suffix = "_epsilon";
+        if (key.size() > suffix.size() && key.compare(key.size() - suffix.size(), suffix.size(), suffix) == 0) {
+            const double epsilon = std::strtod(value.c_str(), nullptr);
+            if (!(epsilon >= 0.0 && std::isfinite(epsilon))) {
+                throw error(error_code::model_load, "can't load the model '" + path_ + "': " + key + " is " + value +
+                            ", which is no number from 0 up");
+            }
+        }
+    }
 }
 
 void model::read_vocabulary() {

@@ -75,6 +75,7 @@ class model {
 
   private:
     std::string piece(int32_t token, bool special) const;
+    void        check_metadata() const;  // throws model_load
     void        read_vocabulary();
 
     std::string                              path_;
