@@ -20,7 +20,7 @@ size_t space_length(std::string_view text) {
     if (c == 0xc2) {
         return at(1) == 0x85 || at(1) == 0xa0 ? 2 : 0;
     }
-    if (c < 0xe1 || c > 0xe3) {
+    if (c < 0xe1 || c > 0xe3 || text.size() < 3) {
         return 0;
     }
     const unsigned code = (c & 0x0f) << 12 | (at(1) & 0x3f) << 6 | (at(2) & 0x3f);
