@@ -52,7 +52,7 @@ void validate(const sampler_params & p, int32_t n_vocab) {
     require(!std::isnan(p.top_p), "top_p", p.top_p, "a number");
     require(!std::isnan(p.min_p) && p.min_p <= 1.0f, "min_p", p.min_p, "at most 1");
     require(std::isfinite(p.temp), "temp", p.temp, "finite");
-    require(amount(p.dry_multiplier), "dry_multiplier", p.dry_multiplier, "from -1e6 to 1e6");
+    require(p.dry_multiplier >= 0.0f && p.dry_multiplier <= 1e6f, "dry_multiplier", p.dry_multiplier, "from 0 to 1e6");
     require(std::isfinite(p.dry_base), "dry_base", p.dry_base, "finite");
     require(p.dry_allowed_length >= 0, "dry_allowed_length", p.dry_allowed_length, "0 or more");
     require(p.dry_penalty_last_n >= -1, "dry_penalty_last_n", p.dry_penalty_last_n, "-1 or more");
