@@ -1,7 +1,10 @@
 from collections.abc import Iterable
 
+from typing_extensions import disjoint_base
+
 from lfmfast.templates import Block
 
+@disjoint_base
 class Formatter:
     """The C++ formatter of one family (0 lfm2, 1 instruct, 2 8b, 3 2.6b, 4 vl, 5 lfm2-vl)."""
 

@@ -125,10 +125,20 @@ def segments(
 
     def hide_message(message: dict[str, Any]) -> dict[str, Any]:
         own = OWN if message["role"] == "assistant" else ()
-        return {
-            k: hide(v, own if k in ("content", "thinking", "reasoning", "reasoning_content") else ())
-            for k, v in message.items()
-        }
+        if isinstance(message.get("content"), list) and re.search(r"\btype\b", template):  # else it is printed as JSON
+            message = {**message, "content": joined(message["content"])}
+        keys = ("content", "thinking", "reasoning", "reasoning_content")
+        return {k: hide(v, own if k in keys else ()) for k, v in message.items()}
+
+    def joined(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Text parts that follow each other as one: a token's text may come about between two."""
+        result: list[dict[str, Any]] = []
+        for part in parts:
+            if result and part["type"] == result[-1]["type"] == "text":
+                result[-1] = {"type": "text", "text": result[-1]["text"] + part["text"]}
+            else:
+                result.append(part)
+        return result
 
     text = render(template, [hide_message(m) for m in messages], tools=hide(tools), **variables)
     assert text is not None
