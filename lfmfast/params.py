@@ -22,18 +22,17 @@ _SAMPLER_ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperatu
 class _Range(NamedTuple):
     kind: type  # int or float
     low: float
-    high: float = math.inf
+    high: float
     note: str = ""
 
     @property
     def text(self) -> str:
         kind = "an integer" if self.kind is int else "a number"
-        span = f"{self.low:g} or more" if self.high == math.inf else f"from {self.low:g} to {self.high:.10g}"
-        return f"{kind} {span}{self.note}"
+        return f"{kind} from {self.low:g} to {self.high:.10g}{self.note}"
 
 
 _RANGES = {
-    "temperature": _Range(float, 0.0, note=" (0 is greedy)"),
+    "temperature": _Range(float, 0.0, 1e6, " (0 is greedy)"),
     "top_k": _Range(int, -1, 2**31 - 1, " (0 or -1 is off)"),
     "top_p": _Range(float, 0.0, 1.0, " (1 is off)"),
     "min_p": _Range(float, 0.0, 1.0, " (0 is off)"),

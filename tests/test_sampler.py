@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from llama_sampler_oracle import OracleChain, library
 
-from lfmfast._sampler import SamplerChain, log_probs
+from lfmfast._sampler import SamplerChain, log_probs, simd_variants, use_simd
 from lfmfast.errors import ParameterError, SamplingError
 from lfmfast.params import SAMPLERS, SamplingParams
 
+VARIANTS = simd_variants()
 KINDS = ("normal", "peaked", "flat", "ties", "few ties", "masked", "constant", "high", "sorted")
 
 
@@ -112,11 +116,19 @@ def compare(
     return ours.n_tied
 
 
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set that this CPU has."""
+    assert use_simd(request.param) == request.param
+    yield request.param
+    use_simd(VARIANTS[0])
+
+
 @pytest.mark.parametrize("usual", [True, False], ids=["usual", "any"])
 @pytest.mark.parametrize("seed", range(8))
-def test_parity_small_vocabulary(seed: int, usual: bool) -> None:
-    rng = np.random.default_rng([seed, usual])
-    for _ in range(140):
+def test_parity_small_vocabulary(seed: int, usual: bool, variant: str) -> None:
+    rng = np.random.default_rng([seed, usual, VARIANTS.index(variant)])
+    for _ in range(140 if variant == VARIANTS[0] else 40):
         n = int(rng.choice([2, 3, 10, rng.integers(2, 60), rng.integers(60, 1500), rng.integers(1500, 6000)]))
         compare(rng, n, *make_params(rng, n, usual), n_tokens=90)
 
@@ -124,9 +136,9 @@ def test_parity_small_vocabulary(seed: int, usual: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("usual", [True, False], ids=["usual", "any"])
 @pytest.mark.parametrize("n", [32003, 65536, 128000])
-def test_parity_large_vocabulary(n: int, usual: bool) -> None:
-    rng = np.random.default_rng([n, usual])
-    for _ in range(60 if usual else 30):
+def test_parity_large_vocabulary(n: int, usual: bool, variant: str) -> None:
+    rng = np.random.default_rng([n, usual, VARIANTS.index(variant)])
+    for _ in range(40 if usual else 8):
         compare(rng, n, *make_params(rng, n, usual), n_tokens=24)
 
 
@@ -145,7 +157,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_parity_of_the_usual_chains(name: str) -> None:
+def test_parity_of_the_usual_chains(name: str, variant: str) -> None:
     """Streams that feed back what was picked, through one chain that is reset in between."""
     rng = np.random.default_rng(7)
     for n in (64, 4099, 65536):
@@ -231,9 +243,10 @@ def test_seed() -> None:
         assert chain.seed != seed and draw(chain) != first
 
 
-def test_fresh_seeds_differ_between_processes() -> None:
+def test_fresh_seeds_differ_between_processes(tmp_path: Path) -> None:
     code = "from lfmfast._sampler import SamplerChain; print(SamplerChain(10).seed)"
-    seeds = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
+    command = [sys.executable, "-c", code]
+    seeds = {subprocess.run(command, capture_output=True, check=True, cwd=tmp_path).stdout for _ in range(2)}
     assert len(seeds) == 2
 
 
@@ -353,7 +366,7 @@ def test_threads_on_one_chain() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 5, 100, 4097, 65536])
-def test_log_probs(kind: str, n: int) -> None:
+def test_log_probs(kind: str, n: int, variant: str) -> None:
     rng = np.random.default_rng(n)
     row = make_row(rng, n, kind)
     finite = row[np.isfinite(row)].astype(np.float64)
@@ -375,3 +388,68 @@ def test_log_probs_refuses() -> None:
     for call in (lambda: log_probs(flat(4), 4), lambda: log_probs(flat(4), 0, -1), lambda: log_probs(3, 0)):
         with pytest.raises(ParameterError):
             call()
+
+
+def test_use_simd() -> None:
+    assert VARIANTS[-1] == "scalar" and use_simd() == VARIANTS[0]
+    with pytest.raises(ParameterError, match="scalar"):
+        use_simd("SSE9")
+    assert use_simd() == VARIANTS[0]
+
+
+def make_chains(count: int, n: int) -> list[SamplerChain]:
+    return [SamplerChain(n, top_k=40, repeat_penalty=1.1, temperature=0.9, seed=i) for i in range(count)]
+
+
+@pytest.mark.parametrize("n_threads", [None, 1, 2, 7])
+def test_sample_batch_equals_one_by_one(n_threads: int | None) -> None:
+    rng = np.random.default_rng(0)
+    batch, single = make_chains(9, 5000), make_chains(9, 5000)
+    for _ in range(20):
+        rows = np.stack([make_row(rng, 5000, "normal") for _ in batch])
+        tokens = SamplerChain.sample_batch(rows, batch, n_threads=n_threads)
+        assert tokens == [chain.sample(row) for chain, row in zip(single, rows, strict=True)]
+        for a, b, token in zip(batch, single, tokens, strict=True):
+            a.accept(token)
+            b.accept(token)
+
+
+def test_sample_batch_refuses() -> None:
+    chains = make_chains(3, 8)
+    rows = np.zeros((3, 8), np.float32)
+    assert SamplerChain.sample_batch(rows, []) == []
+    for call in (
+        lambda: SamplerChain.sample_batch(rows[:2], chains),
+        lambda: SamplerChain.sample_batch(rows[0], chains),
+        lambda: SamplerChain.sample_batch(rows.astype(np.float64), chains),
+        lambda: SamplerChain.sample_batch(rows, [chains[0], chains[1], chains[0]]),
+        lambda: SamplerChain.sample_batch(rows, [*chains[:2], SamplerChain(9)]),
+        lambda: SamplerChain.sample_batch(rows, [*chains[:2], None]),
+        lambda: SamplerChain.sample_batch(rows, chains, n_threads=0),
+        lambda: SamplerChain.sample_batch(rows, chains, n_threads=True),
+    ):
+        with pytest.raises(ParameterError):
+            call()
+    rows[1, 3] = np.nan
+    with pytest.raises(SamplingError, match=r"row 1: .*NaN"):
+        SamplerChain.sample_batch(rows, chains)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_sample_batch_after_fork(tmp_path: Path) -> None:
+    """The pool's threads don't exist in the child, which gets its own."""
+    code = """
+import os, numpy as np
+from lfmfast._sampler import SamplerChain
+rows = np.random.default_rng(0).normal(size=(8, 4000)).astype(np.float32)
+def tokens():
+    return SamplerChain.sample_batch(rows, [SamplerChain(4000, seed=i) for i in range(8)], n_threads=4)
+expected = tokens()
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if tokens() == expected else 1)
+assert os.waitpid(pid, 0)[1] == 0
+assert tokens() == expected
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
