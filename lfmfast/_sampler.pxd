@@ -45,6 +45,7 @@ cdef extern from "engine/sampler.h" namespace "lfmfast" nogil:
         int32_t dry_allowed_length
         int32_t dry_penalty_last_n
         dry_breakers dry_sequence_breakers
+        vector[string] dry_breaker_texts
         float top_n_sigma
         float typ_p
         float xtc_probability

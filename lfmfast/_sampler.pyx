@@ -36,6 +36,9 @@ cdef int fill_params(sampler_params & out, params, suppress=(), breakers=()) exc
     out.dry_base = params.dry_base
     out.dry_allowed_length = params.dry_allowed_length
     out.dry_penalty_last_n = params.dry_penalty_last_n
+    out.dry_breaker_texts.clear()
+    for text in params.dry_sequence_breakers:
+        out.dry_breaker_texts.push_back(text.encode("utf-8", "surrogateescape"))
     if breakers:
         for sequence in breakers:
             sequences.push_back(sequence)

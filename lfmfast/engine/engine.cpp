@@ -2,6 +2,9 @@
 
 
 #include <algorithm>
+#include <limits>
+
+#include "llama.h"
 
 namespace lfmfast {
 
@@ -93,6 +96,7 @@ std::shared_ptr<stream> engine::submit(request r) {
         throw error(error_code::context_full, "the prompt has " + std::to_string(n_prompt) + " tokens, but the context holds " +
                     std::to_string(n_ctx_), n_prompt, n_ctx_);
     }
+    fit_to_vocabulary(r.sampling);
     auto s = std::make_shared<stream>(std::move(r), model_->n_vocab());
     s->submitted_us_ = now_us();
     {
@@ -104,6 +108,19 @@ std::shared_ptr<stream> engine::submit(request r) {
     }
     work_.notify_one();
     return s;
+}
+
+void engine::fit_to_vocabulary(sampler_params & params) {
+    int32_t               n      = 0;
+    const int32_t * const tokens = llama_vocab_get_suppress_tokens(llama_model_get_vocab(model_->get()), &n);
+    for (int32_t i = 0; i < n; ++i) {
+        params.logit_bias.emplace_back(tokens[i], -std::numeric_limits<float>::infinity());
+    }
+    if (params.dry_multiplier > 0.0f && !params.dry_sequence_breakers) {
+        params.dry_sequence_breakers = breakers_.find(
+            params.dry_breaker_texts, model_->n_vocab(), [this](int32_t token) { return model_->detokenize({token}, true); },
+            [this](const std::string & text) { return model_->tokenize(text, false, false); });
+    }
 }
 
 void engine::forget() {

@@ -4,6 +4,7 @@
 #include "engine/context.h"
 #include "engine/error.h"
 #include "engine/sampler.h"
+#include "engine/sampler_breakers.h"
 #include "engine/text_stream.h"
 
 #include <condition_variable>
@@ -122,6 +123,8 @@ class engine {
     void   drop_everything();
     finish_reason predict(stream & s, const float * logits);
 
+    void   fit_to_vocabulary(sampler_params & params);  // DRY's breakers as tokens, and tokens that the model must never give
+
     static constexpr size_t max_snapshots = 16;
 
     std::shared_ptr<lfmfast::model> model_;
@@ -131,6 +134,7 @@ class engine {
     std::vector<int32_t>            tokens_;   // what sequence 0 holds
     std::deque<snapshot>            snapshots_;
     std::unique_ptr<batch>          batch_;
+    breaker_cache                   breakers_;
 
     std::mutex                           mutex_;
     std::condition_variable              work_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct sampler_params {
     int32_t dry_allowed_length = 2;
     int32_t dry_penalty_last_n = 64;  // as penalty_last_n
     dry_breakers dry_sequence_breakers;
+    std::vector<std::string> dry_breaker_texts;  // for who has a vocabulary to find dry_sequence_breakers; unused here
     float   top_n_sigma       = -1.0f;
     float   typ_p             = 1.0f;
     float   xtc_probability   = 0.0f;

@@ -2,6 +2,7 @@
 // random parameters and rows, which must give a token or an error and nothing else. tests/test_sampler.py has the oracle.
 #include "check.h"
 #include "engine/sampler.h"
+#include "engine/sampler_breakers.h"
 #include "engine/sampler_pool.h"
 #include "engine/simd.h"
 
@@ -151,6 +152,36 @@ void test_draws() {
     CHECK(sampler(p, 10).seed() != sampler(p, 10).seed());
     p.seed = 0;
     CHECK_EQ(sampler(p, 10).seed(), 0u);
+}
+
+void test_breakers() {
+    const std::vector<std::string> words = {"a", "b", "ab", "xa", "abc", "c", "bc", "xabcy", "", "aa"};
+    int  n_words = 0;
+    const auto word     = [&](int32_t t) { return ++n_words, words[static_cast<size_t>(t)]; };
+    const auto tokenize = [](const std::string & text) {  // longest first would be "bc"; any will do
+        std::vector<int32_t> out;
+        for (const char c : text) out.push_back(c == 'a' ? 0 : c == 'b' ? 1 : 5);
+        return out;
+    };
+    const auto shown = [](const dry_breakers & found) {
+        std::string out;
+        for (const auto & b : *found) {
+            out += std::to_string(b.head) + "(";
+            for (const int32_t t : b.tail) out += std::to_string(t);
+            out += ")";
+        }
+        return out;
+    };
+    const int32_t n = static_cast<int32_t>(words.size());
+    CHECK_EQ(shown(find_breakers({"abc"}, n, word, tokenize)), std::string("0(15)2(5)3(15)4()7()9(15)"));
+    CHECK_EQ(shown(find_breakers({"c", ""}, n, word, tokenize)), std::string("4()5()6()7()"));
+    CHECK_EQ(shown(find_breakers({"aab"}, n, word, tokenize)), std::string("0(01)3(01)9(01)9(1)"));
+    CHECK_EQ(shown(find_breakers({std::string(60, 'a')}, n, word, tokenize)).substr(0, 24), "0(" + std::string(20, '0') + ")3");
+    breaker_cache cache;
+    n_words = 0;
+    CHECK(cache.find({"abc"}, n, word, tokenize) == cache.find({"abc"}, n, word, tokenize));
+    CHECK_EQ(n_words, n);
+    CHECK_EQ(shown(cache.find({"c"}, n, word, tokenize)), std::string("4()5()6()7()"));
 }
 
 void test_windows() {
@@ -381,6 +412,7 @@ int main() {
     test_simd();
     test_fused_equals_listed();
     test_draws();
+    test_breakers();
     test_windows();
     test_errors();
     test_log_probs();
