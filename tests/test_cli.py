@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lfmfast import cli, hub
+from lfmfast import _demo, cli, hub
 from lfmfast.cli import _options
 
 MODEL = Path(__file__).parent / "data/lfm2-tiny/lfm2-tiny-f16.gguf"
@@ -127,6 +127,14 @@ def test_chat_options(opened: dict[str, Any], line: str, expected: dict[str, Any
 def test_unset_sampling_is_left_to_the_model(opened: dict[str, Any]) -> None:
     cli.main(["chat", "demo", "Hi"])
     assert not {"temperature", "top_k", "seed", "ignore_eos"} & set(opened)
+
+
+def test_the_fallback_model_of_demo_gets_what_it_needs(opened: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_options, "locate", lambda *args, **options: _demo.path())
+    cli.main(["chat", "demo", "Hi"])
+    assert (opened["temperature"], opened["system"]) == (0.0, _demo.SYSTEM)
+    cli.main(["chat", "demo", "-sys", "", "--temp", "0.7", "Hi"])
+    assert (opened["temperature"], opened["system"]) == (0.7, "")
 
 
 @pytest.mark.parametrize(

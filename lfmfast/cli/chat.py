@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lfmfast import _demo
 from lfmfast.cli import _options as opt
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def chat(
     options |= {"max_tokens": None if predict < 0 else predict, "stop": reverse or ()}
 
     path = opt.locate(name, model, hf_repo, offline=offline, token=hf_token)
+    if path == _demo.path():
+        system, options = _demo.SYSTEM if system is None else system, {**_demo.SAMPLING, **options}
     loaded = opt.open_model(
         path,
         n_ctx=ctx_size,

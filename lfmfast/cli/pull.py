@@ -28,4 +28,8 @@ def pull(
     """
     from lfmfast import hub
 
-    print(hub.resolve(model, token=token, revision=revision))
+    try:
+        print(hub.resolve(model, token=token, revision=revision))
+    except KeyboardInterrupt:
+        opt.complain("stopped; the same command resumes the download")
+        raise
