@@ -1,4 +1,4 @@
-"""Models for the tests. All are opened on the CPU with two threads, so that a run means the same on every machine."""
+"""Models for the tests. All are opened on the CPU, so that a run means the same on every machine; tiny ones with one thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lfmfast import Model
 
 FIXTURE = modelgen.FIXTURE
-OPEN: dict[str, Any] = {"n_ctx": 2048, "n_threads": 2, "n_gpu_layers": 0}
+OPEN: dict[str, Any] = {"n_ctx": 2048, "n_threads": 1, "n_gpu_layers": 0}
 
 
 @pytest.fixture(scope="session")
@@ -111,11 +111,11 @@ def tiny_dense(tiny_dense_path: Path) -> Iterator[Model]:
 @pytest.fixture(scope="session")
 def smollm2(smollm2_path: Path) -> Iterator[Model]:
     """SmolLM2, opened once."""
-    yield from _opened(smollm2_path)
+    yield from _opened(smollm2_path, n_threads=2)
 
 
 def _opened(path: Path, **options: Any) -> Iterator[Model]:
     from lfmfast import Model
 
-    with Model(path, **OPEN, **options) as model:
+    with Model(path, **{**OPEN, **options}) as model:
         yield model

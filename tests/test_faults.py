@@ -267,27 +267,12 @@ def prompt_of(n: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(n).integers(20, 1270, n)]
 
 
-@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 192, 250, 254, 255, 256])
-def test_prompt_lengths_around_the_batches(small, tiny_f32, n):
-    done = small.generate(prompt_of(n), max_tokens=5, temperature=0)
-    room = 256 - n + 1  # the last token needs no room: it is sampled, not read
-    assert done.usage.prompt_tokens == n
-    assert (len(done.tokens), done.finish_reason) == (min(5, room), "length")
-    assert done.tokens == tiny_f32.generate(prompt_of(n), max_tokens=5, temperature=0).tokens[:room]
-
-
 @pytest.mark.parametrize("n", [257, 258, 319, 320, 1000])
 def test_prompts_that_do_not_fit(small, n):
     with pytest.raises(ContextFullError, match=rf"{n}\b.*\b256\b") as caught:
         small.generate(prompt_of(n), max_tokens=1)
     assert (caught.value.n_tokens, caught.value.n_ctx) == (n, 256)
     assert small.generate(prompt_of(10), max_tokens=1).usage.completion_tokens == 1
-
-
-def test_generation_ends_where_the_context_ends(small):
-    done = small.generate(prompt_of(200), temperature=0)
-    assert done.finish_reason == "length"
-    assert done.usage.total_tokens == 257
 
 
 def test_prompts_that_are_none(small, tiny_dense):
@@ -306,23 +291,6 @@ def test_prompts_that_are_none(small, tiny_dense):
             small.generate(wrong, max_tokens=1)
     with pytest.raises(ParameterError, match="surrogate"):
         small.generate("a\ud800b", max_tokens=1)
-
-
-@pytest.mark.parametrize(("name", "wrong"), [("max_tokens", [-2, 2**31, 1.5, True, "3"]), ("logprobs", [-1, 1.5, True, 2**31]),
-                                             ("stop", ["", [""], [3], 3, ["a", None]])])
-def test_request_arguments(small, name, wrong):
-    for value in wrong:
-        with pytest.raises((ParameterError, TypeError), match=name):
-            small.generate([1, 2], **{"max_tokens": 1, name: value})
-    with pytest.raises((ParameterError, TypeError), match="no_such_option"):
-        small.generate([1, 2], no_such_option=1)
-
-
-def test_max_tokens_counts(small):
-    for n in (1, 2, 7):
-        assert small.generate([1, 2], max_tokens=n, temperature=0).usage.completion_tokens == n
-    assert small.generate([1, 2], max_tokens=0).usage.completion_tokens == 0
-    assert len(small.generate([1, 2], max_tokens=1, logprobs=5).logprobs[0].top) == 5
 
 
 def test_texts_with_nul_and_long_texts(small):
