@@ -53,22 +53,27 @@ cdef class Stream:
             out.append((<bytes>p.text, tokens, logprobs))
         return out
 
+    cdef cpp.stream * made(self) except NULL:
+        if not self._stream:
+            raise TypeError("a Stream is made by Engine.submit()")
+        return self._stream.get()
+
     def cancel(self):
         """Ask the engine to stop; the end still comes through :meth:`wait`. From any thread."""
-        self._stream.get().cancel()
+        self.made().cancel()
 
     @property
     def finish_reason(self):
-        return _REASONS[<int>self._stream.get().reason()]
+        return _REASONS[<int>self.made().reason()]
 
     @property
     def stop_string(self):
-        return self._stream.get().stop_string().decode("utf-8", "replace") or None
+        return self.made().stop_string().decode("utf-8", "replace") or None
 
     @property
     def timings(self):
         """Counters of lfmfast::timings; valid when `done`."""
-        cdef const cpp.timings * t = &self._stream.get().times()
+        cdef const cpp.timings * t = &self.made().times()
         return {"n_prompt": t.n_prompt, "n_cached": t.n_cached, "n_predicted": t.n_predicted, "wait_us": t.wait_us,
                 "prompt_us": t.prompt_us, "predict_us": t.predict_us, "decode_us": t.decode_us, "sample_us": t.sample_us,
                 "text_us": t.text_us}

@@ -79,7 +79,7 @@ cdef tuple segments_of(const chat_block& block):
 cdef class Formatter:
     cdef unique_ptr[chat_template] native
 
-    def __init__(self, int family, str bos, special):
+    def __cinit__(self, int family, str bos, special):
         cdef string bos_text
         cdef vector[string] texts
         assign(bos_text, bos)
