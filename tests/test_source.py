@@ -21,8 +21,9 @@ TOUCHES_LLAMA = {"backend.cpp", "build_info.cpp", "context.cpp", "engine.cpp", "
 
 # A module may import modules of a lower number, and of its own number. Plain modules (0) never import native ones.
 PLAIN, NATIVE, LOWLEVEL, MODEL, CHAT, ASYNC, BATCH, SERVER, CLI = range(9)
-LAYERS = {"lowlevel": LOWLEVEL, "stream": LOWLEVEL, "model": MODEL, "chat": CHAT, "aio": ASYNC, "batch": BATCH,
-          "server": SERVER, "cli": CLI, "__main__": CLI}
+LAYERS = {"lowlevel": LOWLEVEL, "stream": LOWLEVEL, "_build": LOWLEVEL, "model": MODEL, "chat": CHAT, "aio": ASYNC,
+          "batch": BATCH, "server": SERVER, "cli": CLI, "__main__": CLI}
+UPWARD = {("model", "chat")}  # Model.chat() makes a Chat; imported when called
 
 
 def files(*suffixes: str) -> list[Path]:
@@ -67,13 +68,13 @@ def own_name(path: Path) -> str:
 
 def test_imports_point_down():
     wrong = [f"{path.relative_to(ROOT)} imports lfmfast.{name}" for path in python_modules() for name in sorted(imports(path))
-             if layer(name) > layer(own_name(path))]
+             if layer(name) > layer(own_name(path)) and (own_name(path), name) not in UPWARD]
     assert not wrong
 
 
 def test_plain_modules_and_the_server_import_nothing_native():
     wrong = [f"{path.relative_to(ROOT)} imports lfmfast.{name}" for path in python_modules() for name in sorted(imports(path))
-             if layer(name) == NATIVE and layer(own_name(path)) in (PLAIN, SERVER, BATCH, CLI)]
+             if layer(name) == NATIVE and layer(own_name(path)) in (PLAIN, SERVER, BATCH)]
     assert not wrong
 
 
@@ -192,4 +193,11 @@ def test_mypy(tmp_path):
 @pytest.mark.slow
 def test_stubs_match_the_native_modules(tmp_path):
     modules = [f"lfmfast.{name}" for name in native_modules() if name != "_error"]
-    run("-m", "mypy.stubtest", "--concise", *modules, cwd=tmp_path)
+    allowed = tmp_path / "allowed.txt"  # what Cython adds, and __cinit__, which has no signature at run time
+    allowed.write_text(r"""
+        lfmfast\..*\.__(reduce|setstate)_cython__
+        lfmfast\._\w+\.__(test|pyx_capi|reduce_cython|setstate_cython)__
+        lfmfast\._\w+\.\w+\.__init__
+    """)
+    run("-m", "mypy.stubtest", "--concise", "--ignore-disjoint-bases", "--ignore-unused-allowlist", "--allowlist", str(allowed),
+        *modules, cwd=tmp_path)
