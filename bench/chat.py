@@ -31,8 +31,7 @@ def worker(model_file: str, n_threads: int, n_tokens: int, greedy: bool) -> dict
     sampling = {"temperature": 0.0, "repeat_penalty": 1.0} if greedy else {}
     with Model(model_file, n_ctx=2048, n_threads=n_threads) as model:
         chat = model.chat()
-        for _ in chat.stream("Hello", max_tokens=8, **sampling):  # what llama-bench's warm-up does: weights and buffers are touched
-            pass
+        chat.send("Hello", max_tokens=8, **sampling)  # llama-bench warms up too: weights and buffers are touched
         chat.reset()
         last, begin, n_seen = None, 0.0, 0
         for piece in chat.stream(QUESTION, max_tokens=n_tokens, **sampling):
