@@ -220,6 +220,13 @@ def test_extend_is_the_rest_of_render(family):
     check()
 
 
+def test_thoughts_are_trimmed_as_python_does():
+    letters = [chr(code) for code in range(0x3100)] + ["\ufeff", "\U000e0020"]
+    messages = [assistant(f"</think>{c}{c}a{c}{c}") for c in letters] + [user()]
+    blocks = template("lfm2.5-8b").render(messages).blocks[1:-2]
+    assert [block[1].text for block in blocks] == [f"assistant\n{f'{c}{c}a{c}{c}'.strip()}" for c in letters]
+
+
 def test_extend_looks_only_at_the_end():
     class Poison(dict):
         def get(self, *args):
