@@ -74,6 +74,7 @@ class token_history {
     std::vector<int32_t> ring_;
 };
 
+struct candidate;
 struct candidates;
 class sampler_row;
 struct token_count { int32_t token; int32_t count; };
@@ -102,12 +103,13 @@ class sampler {
     uint64_t               n_tied() const { return n_tied_; }
 
   private:
-    enum class plan : uint8_t { reference, top_k, min_p, greedy, draw };  // what selects from the row
+    enum class plan : uint8_t { reference, top_k, top_p, min_p, greedy, draw };  // what selects from the row
 
     plan    make_plan() const;
     size_t  patches(const float * logits, std::vector<logit_patch> & out);
     int32_t sample_fused(const float * logits);
     int32_t draw_from_row(const float * logits, const sampler_row & row);
+    bool    nucleus(const sampler_row & row, std::vector<candidate> & out) const;
     bool    penalties_on() const;
     bool    dry_on() const;
     bool    enabled(sampler_stage stage) const;

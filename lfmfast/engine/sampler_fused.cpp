@@ -1,5 +1,5 @@
 // The usual chains without a list of all candidates. The stages before the first truncation change a few logits only
-// (logit_bias, penalties, DRY); the first truncation (top_k, min_p, greedy, or the draw itself) selects from the row by SIMD
+// (logit_bias, penalties, DRY); the first truncation (top_k, top_p, min_p, greedy, or the draw itself) selects from the row by SIMD
 // comparisons, which are exact; the rest runs on the survivors as in sampler_stages.cpp.
 #include <algorithm>
 #include <cfloat>
@@ -38,7 +38,7 @@ sampler::plan sampler::make_plan() const {
     if (params_.mirostat != 0) return plan::reference;
     size_t i = 0;
     while (i < active_.size() && (active_[i] == sampler_stage::penalties || active_[i] == sampler_stage::dry)) ++i;
-    const size_t left = active_.size() - i;
+    const size_t left    = active_.size() - i;
     const bool   dynamic = params_.dynatemp_range > 0.0f;
     if (left == 0) return plan::draw;
     switch (active_[i]) {
@@ -46,6 +46,7 @@ sampler::plan sampler::make_plan() const {
             const size_t n_blocks = (static_cast<size_t>(n_vocab_) + simd_block - 1) / simd_block;
             return params_.top_k <= 128 && static_cast<size_t>(params_.top_k) * 4 <= n_blocks ? plan::top_k : plan::reference;
         }
+        case sampler_stage::top_p: return n_vocab_ > 4096 ? plan::top_p : plan::reference;
         case sampler_stage::min_p: return plan::min_p;
         case sampler_stage::temperature:
             if (left > 1 || dynamic) return plan::reference;
@@ -99,6 +100,13 @@ int32_t sampler::sample_fused(const float * logits) {
             if (row.highest(static_cast<size_t>(params_.top_k), survivors)) ++n_tied_;
             c.sorted = true;
             break;
+        case plan::top_p:
+            if (!nucleus(row, survivors)) {
+                ++n_tied_;
+                return sample_reference(logits);
+            }
+            c.sorted = true;
+            break;
         case plan::min_p: {
             row.collect(std::max(row.max(), -FLT_MAX) + logf(params_.min_p), survivors);
             if (survivors.empty() || survivors.size() < static_cast<size_t>(params_.min_keep)) return sample_reference(logits);
@@ -116,6 +124,22 @@ int32_t sampler::sample_fused(const float * logits) {
     c.size = survivors.size();
     for (size_t i = done + 1; i < active_.size(); ++i) apply(active_[i], c);
     return c.data[stage_dist(c, rng_)].id;
+}
+
+// top_p over the whole vocabulary; false: it needs more tokens than are worth sorting, or equal ones decide.
+bool sampler::nucleus(const sampler_row & row, std::vector<candidate> & out) const {
+    const size_t k = std::min<size_t>(256, row.n_blocks() / 4);
+    if (row.highest(k, out)) return false;
+    const float total = row.softmax_sum();
+    float       sum   = 0.0f;
+    for (size_t i = 0; i < k; ++i) {
+        sum += expf(out[i].logit - row.max()) / total;
+        if (sum >= params_.top_p && i + 1 >= static_cast<size_t>(params_.min_keep)) {
+            out.resize(i + 1);
+            return true;
+        }
+    }
+    return false;
 }
 
 // llama.cpp adds expf(logit / temp - max) over the vocabulary in double and takes the first token at which the running sum

@@ -230,4 +230,16 @@ double sampler_row::exp_sums(float temp, std::vector<double> & sums) const {
     return (total[0] + total[1]) + (total[2] + total[3]);
 }
 
+float sampler_row::softmax_sum() const {
+    float space[simd_block];
+    float sum = 0.0f;
+    for (size_t b = 0; b < n_blocks_; ++b) {
+        // What is below half of the sum's last digit is rounded away.
+        if (expf(block_max_[b] - max_) < sum * 0x1p-25f) continue;
+        const float * x = block(b, space);
+        for (size_t i = 0; i < simd_block; ++i) sum += expf(x[i] - max_);
+    }
+    return sum;
+}
+
 }  // namespace lfmfast

@@ -40,6 +40,9 @@ class sampler_row {
     // Per block, the sum of exp(logit / temp - max / temp), see simd_kernels::exp_sums; the return value is their sum.
     double exp_sums(float temp, std::vector<double> & sums) const;
 
+    // The float sum of expf(logit - max) in the order of the tokens, bit for bit as a loop over all of them makes it.
+    float softmax_sum() const;
+
     // The tokens of a block; out has room for simd_block. Beyond the row's end the values are -inf.
     const float * block(size_t b, float * space) const;
 

@@ -96,7 +96,7 @@ void test_fused_equals_listed() {
             p.temp           = pick({0.0f, 0.1f, 0.7f, 1.0f, 1.5f});
             p.top_k          = static_cast<int32_t>(pick({0, 0, 1, 5, 40, 50, 128}));
             p.min_p          = pick({0.0f, 0.0f, 0.05f, 0.3f});
-            p.top_p          = p.top_k ? pick({1.0f, 0.9f, 0.1f}) : 1.0f;
+            p.top_p          = pick({1.0f, 1.0f, 0.9f, 0.1f});
             p.penalty_repeat = pick({1.0f, 1.05f, 1.5f, 0.9f});
             p.penalty_freq   = pick({0.0f, 0.0f, 0.2f});
             p.penalty_last_n = static_cast<int32_t>(pick({-1, 3, 64}));
