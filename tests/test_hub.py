@@ -3,111 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
-import json
 import os
 import socket
 import subprocess
 import sys
 import threading
 import zipfile
-from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
+from fakehub import REPO, FakeHub, Server, make_handler
 from huggingface_hub import utils
 
 from lfmfast import _demo, _hub_client, hub
 from lfmfast.errors import HubError
-
-COMMIT = "1234567890abcdef1234567890abcdef12345678"
-REPO = "Liquid/Tiny-GGUF"
-
-
-@dataclass
-class FakeHub:
-    """What the server has, what it should do wrong, and what it was asked."""
-
-    files: dict[str, bytes]
-    url: str = ""
-    token: str | None = None
-    status: int = 200
-    code: str = ""
-    cut_after: list[int] = field(default_factory=list)  # bytes of the body before the connection is cut, one per request
-    ranges: bool = True
-    damage: bool = False
-    requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
-
-    def seen(self, method: str, part: str = "") -> list[dict[str, str]]:
-        return [headers for m, path, headers in self.requests if m == method and part in path]
-
-
-def make_handler(fake: FakeHub) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-        def answer(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"", cut: int | None = None) -> None:
-            self.send_response(status)
-            for key, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body if cut is None else body[:cut])
-            if cut is not None:
-                self.close_connection = True
-
-        def do_GET(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            fake.requests.append((self.command, path, {k.lower(): v for k, v in self.headers.items()}))
-            if path.startswith("/cdn/"):
-                self.cdn(path.removeprefix("/cdn/"))
-            elif fake.token and self.headers.get("Authorization") != f"Bearer {fake.token}":
-                self.answer(401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
-            elif fake.status != 200:
-                self.answer(fake.status, {"X-Error-Code": fake.code} if fake.code else {})
-            elif path.startswith(f"/api/models/{REPO}/revision/"):
-                if path.rpartition("/")[2] not in ("main", COMMIT):
-                    self.answer(404, {"X-Error-Code": "RevisionNotFound"})
-                    return
-                body = {"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": name} for name in fake.files]}
-                self.answer(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
-            elif path.startswith((f"/{REPO}/resolve/{COMMIT}/", f"/{REPO}/resolve/main/")):
-                name = path.split("/", 5)[5]
-                data = fake.files[name]
-                headers = {"X-Repo-Commit": COMMIT, "X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"'}
-                headers |= {
-                    "X-Linked-Size": str(len(data)),
-                    "Location": fake.url.replace("127.0.0.1", "localhost") + f"/cdn/{name}",
-                }
-                self.answer(302, headers)
-            else:
-                self.answer(404, {"X-Error-Code": "RepoNotFound"})
-
-        do_HEAD = do_GET
-
-        def cdn(self, name: str) -> None:
-            data = fake.files[name][::-1] if fake.damage else fake.files[name]
-            status, start = 200, 0
-            if fake.ranges and (span := self.headers.get("Range")):
-                status, start = 206, int(span.removeprefix("bytes=").rstrip("-"))
-                if start >= len(data):
-                    self.answer(416)
-                    return
-            cut = fake.cut_after.pop(0) if fake.cut_after else None
-            self.answer(status, {"Accept-Ranges": "bytes"}, data[start:], cut)
-
-    return Handler
-
-
-class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is part of the tests."""
 
 
 @pytest.fixture
@@ -171,7 +80,7 @@ def test_choice(want: str | None, file: str) -> None:
         (["m.gguf", "mtp-m.gguf", "imatrix.gguf"], "m.gguf"),
         (["m.q4_k_m.gguf", "m.f16.gguf"], "m.q4_k_m.gguf"),
         (["m-UD-Q4_K_M.gguf", "m-Q8_0.gguf"], "m-UD-Q4_K_M.gguf"),
-        (["m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"], "m-Q4_K_M.gguf"),
+        (["a-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"], "m-Q4_K_M.gguf"),
     ],
 )
 def test_default_choice(names: list[str], file: str) -> None:
@@ -190,6 +99,8 @@ def test_choice_of_split_files() -> None:
 def test_choice_names_what_there_is() -> None:
     with pytest.raises(HubError, match="no Q5_K_M in it; available: BF16, F16, Q4_0, Q4_K_M, Q8_0"):
         hub.choose(LISTING, "Q5_K_M")
+    with pytest.raises(HubError, match="no F16 in it; available: BF16"):
+        hub.choose(["m-BF16.gguf"], "F16")
     with pytest.raises(HubError, match=r"no other\.gguf in it"):
         hub.choose(LISTING, "other.gguf")
     with pytest.raises(HubError, match="no GGUF model"):
@@ -214,7 +125,7 @@ def test_download_then_cache_hit(fake: FakeHub) -> None:
     path = hub.resolve(REPO)
     assert path.name == "tiny-Q4_K_M.gguf"
     assert path.read_bytes() == fake.files[path.name]
-    assert path.parent.name == COMMIT
+    assert path.parent.name == fake.commit
     fake.requests.clear()
     assert hub.resolve(f"{REPO}:q4_k_m") == path
     assert [m for m, _, _ in fake.requests] == ["GET"]  # one question whether there is something newer
@@ -372,11 +283,11 @@ def test_unknown_revision_and_quantisation(fake: FakeHub) -> None:
         hub.resolve(REPO, revision="v9")
     with pytest.raises(HubError, match="no Q2_K in it; available: F16, Q4_0, Q4_K_M, Q8_0"):
         hub.resolve(f"{REPO}:Q2_K")
-    assert hub.resolve(REPO, revision=COMMIT).is_file()
+    assert hub.resolve(REPO, revision=fake.commit).is_file()
 
 
-def test_a_server_that_is_no_hub(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "COMMIT", "main")
+def test_a_server_that_is_no_hub(fake: FakeHub) -> None:
+    fake.commit = "main"
     with pytest.raises(HubError, match="does not speak the Hub's protocol"):
         hub.resolve(REPO)
 
@@ -448,9 +359,9 @@ def test_a_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     utils.close_session()
 
 
-def test_cached_commit_is_used_when_main_moved(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_commit_is_used_when_main_moved(fake: FakeHub) -> None:
     old = hub.resolve(f"{REPO}:Q4_0")
-    monkeypatch.setattr(sys.modules[__name__], "COMMIT", "f" * 40)
+    fake.commit = "f" * 40
     new = hub.resolve(f"{REPO}:Q8_0")
     assert old.parent != new.parent
     assert hub.resolve(f"{REPO}:Q4_0", offline=True) == old

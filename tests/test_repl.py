@@ -145,7 +145,7 @@ def test_history_is_kept(terminal: Any, tmp_path: Path) -> None:
     t.child.expect("Tokyo")
 
 
-def test_full_context_forgets_the_oldest(terminal: Any) -> None:
+def test_full_context_forgets_the_oldest(terminal: Any, tmp_path: Path) -> None:
     t = terminal("-c", "256")
     text = "river lamp green stone music " * 8
     for _ in range(6):
@@ -156,7 +156,9 @@ def test_full_context_forgets_the_oldest(terminal: Any) -> None:
         pytest.fail("the context never filled up")
     assert re.search(r"the oldest \d+ messages are forgotten", t.child.before)
     t.say("What is the capital of France?", "The capital of France is Paris.")
-    t.say("word " * 500, "the prompt has")
+    t.say("word " * 500, "the prompt has")  # longer than the context: nothing is forgotten for it
+    t.say("/save a.json", "messages written")
+    assert json.loads((tmp_path / "a.json").read_text())[-1]["content"] == "The capital of France is Paris."
     t.say("What is the capital of Japan?", "Tokyo")
 
 
