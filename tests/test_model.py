@@ -33,6 +33,11 @@ CASES = ["intro", "recall", "recall_late", "unknown_name", "capital", "define", 
          "weather_call", "weather_answer", "two_calls", "add_call", "add_answer", "no_tool", "think", "think_call"]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lfmfast.model.default_threads", lambda: 1)
+
+
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
@@ -412,7 +417,7 @@ def test_leaked_model_warns(tiny_f32_path: Path) -> None:
 
 
 def open_exact(path: Path, **options: Any) -> Model:
-    return Model(path, n_ctx=512, type_k="f32", type_v="f32", flash_attn=False, n_threads=2, **options)
+    return Model(path, n_ctx=512, type_k="f32", type_v="f32", flash_attn=False, n_threads=1, **options)
 
 
 @pytest.mark.parametrize("name", ["tiny_f32_path", "tiny_moe_path", "tiny_dense_path", "lfm2_tiny_f32_path"])
