@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +82,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'lfmfast' has no attribute {name!r}")
     try:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("lfmfast._"):
+    except ImportError as error:
+        if importlib.util.find_spec("lfmfast._model") is None:
             raise ImportError(
-                f"lfmfast's native module {error.name} is not built here ({__path__[0]}). If this is the source folder, "
-                "run `pip install .` in it and import lfmfast from another folder, or use `pip install -e .`."
+                f"lfmfast's native modules are not built here ({__path__[0]}). If this is the source folder, run "
+                "`pip install .` in it and import lfmfast from another folder, or use `pip install -e .`."
             ) from error
         raise
     globals()[name] = value
