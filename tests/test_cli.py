@@ -383,6 +383,28 @@ def test_info_as_text() -> None:
         assert text in done.stdout
 
 
+def test_info_of_the_trained_context() -> None:
+    facts = json.loads(run([*LFMFAST, "info", str(MODEL), "--json", "-c", "0"]).stdout)
+    assert facts["memory"]["n_ctx"] == 4096
+
+
+def test_values_out_of_limits() -> None:
+    for flags in (["-c", "1"], ["-t", "0"], ["-ctk", "q3"]):
+        done = run([*CHAT, *flags, "Hi"])
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX shell")
+def test_closed_and_full_streams() -> None:
+    command = " ".join(f"'{word}'" for word in [*CHAT, "What is the capital of France?"])
+    for redirection, code, out in ((">&-", 0, ""), ("<&-", 0, PARIS + "\n"), ("2>&-", 0, PARIS + "\n")):
+        done = run(["sh", "-c", f"{command} {redirection}"])
+        assert (done.returncode, done.stdout, done.stderr) == (code, out, "")
+    if Path("/dev/full").exists():
+        done = run(["sh", "-c", f"{command} > /dev/full"])
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
 def test_info_does_not_load_weights(tmp_path: Path) -> None:
     data = MODEL.read_bytes()
     broken = tmp_path / "weights-are-noise.gguf"

@@ -174,10 +174,17 @@ def test_termination(terminal: Any, busy: bool, name: str) -> None:
     assert "Traceback" not in t.child.before
 
 
+def test_thoughts_are_dim(terminal: Any) -> None:
+    t = terminal("-sys", "You are a helpful assistant. Think step by step.")
+    t.say("What is the capital of France?", "Paris.")
+    assert re.search("\x1b\\[2m<think>[^\x1b]+</think>\x1b\\[0mThe capital of France is ", t.child.before)
+
+
 def test_no_color(terminal: Any) -> None:
-    t = terminal(NO_COLOR="1")
-    t.say("/stats", "no answer yet")
-    assert not re.search(r"\x1b\[[\d;]*[1-9][\d;]*m", t.child.before)
+    t = terminal("-sys", "Think step by step.", NO_COLOR="1")
+    for line, answer in (("What is the capital of France?", "Paris."), ("/stats", "first token after")):
+        t.say(line, answer)
+        assert not re.search(r"\x1b\[[\d;]*[1-9][\d;]*m", t.child.before)
 
 
 def test_escape_sequences_do_not_reach_the_terminal(

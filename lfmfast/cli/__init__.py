@@ -21,6 +21,7 @@ from lfmfast.cli.chat import chat
 from lfmfast.cli.info import info
 from lfmfast.cli.pull import pull
 from lfmfast.cli.tokenize import tokenize
+from lfmfast.errors import ParameterError
 
 __all__ = ["app", "main"]
 
@@ -60,13 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     _options.verbose = False
-    _use_utf8()
+    _prepare_streams()
     command: Any = typer.main.get_command(app)
     try:
         with command.make_context("lfmfast", args) as context:
             command.invoke(context)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return 0
     except typer.Exit as exit_:
         return exit_.exit_code
@@ -85,7 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if usage is None else 2
 
 
-def _use_utf8() -> None:
+def _prepare_streams() -> None:
+    if sys.stdout is None:  # closed by the caller: >&-
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")
@@ -96,7 +100,7 @@ def _usage_message(error: Exception, args: list[str]) -> str | None:
 
     By names, because some versions of typer use click and others a copy of it.
     """
-    if isinstance(error, _options.UsageError):
+    if isinstance(error, (_options.UsageError, ParameterError)):
         return str(error)
     if not any(c.__name__ == "ClickException" for c in type(error).__mro__):
         return None

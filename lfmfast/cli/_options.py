@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from lfmfast.errors import LfmfastError
+
 if TYPE_CHECKING:
     from lfmfast import Model
 
@@ -26,14 +28,11 @@ class UsageError(Exception):
 
 
 def complain(message: str) -> None:
-    if sys.stderr is not None:
-        print(f"{style('lfmfast:', 'red', sys.stderr)} {message}", file=sys.stderr)
+    print(f"{style('lfmfast:', 'red', sys.stderr)} {message}", file=sys.stderr)
 
 
 def describe(error: Exception) -> str:
     """Return the error in one line for a user."""
-    from lfmfast.errors import LfmfastError
-
     if isinstance(error, LfmfastError):
         return str(error)
     if isinstance(error, OSError):
@@ -118,7 +117,7 @@ def open_model(path: Path, **options: Any) -> Model:
     from lfmfast import Model
 
     began, shown = time.monotonic(), False
-    live = sys.stderr is not None and sys.stderr.isatty()
+    live = sys.stderr.isatty()
 
     def progress(share: float) -> None:
         nonlocal shown

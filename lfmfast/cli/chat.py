@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lfmfast import _demo
 from lfmfast.cli import _options as opt
+from lfmfast.params import SamplingParams
 
 if TYPE_CHECKING:
     from lfmfast import Piece, Stream
@@ -115,7 +116,7 @@ def chat(
         "ignore_eos": ignore_eos or None,
     }
     options: dict[str, Any] = {key: value for key, value in sampling.items() if value is not None}
-    _check(options)
+    SamplingParams(**options)  # refuses bad values before a model is downloaded and loaded
     options |= {"max_tokens": None if predict < 0 else predict, "stop": reverse or ()}
 
     path = opt.locate(name, model, hf_repo, offline=offline, token=hf_token)
@@ -161,27 +162,17 @@ def _positionals(first: str | None, second: str | None, prompt: str | None, has_
     return name, words[0] if words else prompt
 
 
-def _check(sampling: dict[str, Any]) -> None:
-    """Refuse bad values before a model is downloaded and loaded."""
-    from lfmfast.errors import ParameterError
-    from lfmfast.params import SamplingParams
-
-    try:
-        SamplingParams(**sampling)
-    except ParameterError as error:
-        raise opt.UsageError(str(error)) from None
-
-
 @dataclass
 class Printer:
-    """Write an answer to stdout as it comes."""
+    """Write an answer to stdout as it comes; on a terminal without control characters, and with dim thoughts."""
 
     text: str = ""
-    _safe: dict[int, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if sys.stdout.isatty():  # an answer must not move the cursor or retitle the window
-            self._safe = dict.fromkeys((*(c for c in range(32) if chr(c) not in "\n\t"), *range(127, 160)))
+        # An answer must not move the cursor or retitle the window.
+        unsafe = [c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"]
+        self._table = dict.fromkeys(unsafe) if sys.stdout.isatty() else {}
+        self._colour = opt.has_colour(sys.stdout)
 
     def show(self, stream: Stream) -> Piece:
         end = None
@@ -189,16 +180,23 @@ class Printer:
             for piece in stream:
                 if piece.text:
                     self.text += piece.text
-                    sys.stdout.write(piece.text.translate(self._safe))
-                    sys.stdout.flush()
+                    self._write(piece.text.translate(self._table))
                 end = piece
         assert end is not None and end.finish_reason is not None
         return end
 
+    def _write(self, text: str) -> None:
+        if self._colour:  # the marks are single tokens, so a piece has them whole
+            text = text.replace("<think>", "\033[2m<think>").replace("</think>", "</think>\033[0m")
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
     def finish(self) -> None:
+        if self._colour and "<think>" in self.text:
+            sys.stdout.write("\033[0m")
         if self.text and not self.text.endswith("\n"):
             sys.stdout.write("\n")
-            sys.stdout.flush()
+        sys.stdout.flush()
 
 
 def why_cut(end: Piece, predict: int) -> str:

@@ -25,8 +25,12 @@ def info(
     ] = None,
     model: opt.ModelFile = None,
     hf_repo: opt.HubRepo = None,
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Context for the memory estimate.")] = 4096,
-    parallel: Annotated[int, typer.Option("-np", "--parallel", metavar="N", help="Sequences for the memory estimate.")] = 1,
+    ctx_size: Annotated[
+        int, typer.Option("-c", "--ctx-size", metavar="N", help="Context for the memory estimate; 0: the trained one.", min=0)
+    ] = 4096,
+    parallel: Annotated[
+        int, typer.Option("-np", "--parallel", metavar="N", help="Sequences for the memory estimate.", min=1)
+    ] = 1,
     type_k: Annotated[str, typer.Option("-ctk", "--cache-type-k", metavar="TYPE", help="Type of the K cache.")] = "f16",
     type_v: Annotated[str, typer.Option("-ctv", "--cache-type-v", metavar="TYPE", help="Type of the V cache.")] = "f16",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -41,14 +45,14 @@ def info(
     lfmfast info LiquidAI/LFM2.5-1.2B-Instruct-GGUF:Q8_0 --json
     """
     path = opt.locate(name, model, hf_repo, offline=offline, token=token)
-    facts = collect(path, n_ctx=ctx_size, n_seq_max=parallel, type_k=type_k, type_v=type_v)
+    facts = collect(path, ctx_size, n_seq_max=parallel, type_k=type_k, type_v=type_v)
     if as_json:
         print(json.dumps(facts, ensure_ascii=False, indent=2))
     else:
         show(facts)
 
 
-def collect(path: Path, **memory_options: Any) -> dict[str, Any]:
+def collect(path: Path, n_ctx: int, **memory_options: Any) -> dict[str, Any]:
     from lfmfast import memory
     from lfmfast._model import read_gguf
     from lfmfast.presets import default_sampling
@@ -70,7 +74,8 @@ def collect(path: Path, **memory_options: Any) -> dict[str, Any]:
     defaults = default_sampling(
         {k: v if isinstance(v, str) else str(v) for k, v in metadata.items() if not isinstance(v, list)}
     )
-    estimate = memory.estimate(metadata, sum(sizes.values()), **memory_options)
+    trained = metadata.get(f"{metadata.get('general.architecture')}.context_length", 0)
+    estimate = memory.estimate(metadata, sum(sizes.values()), n_ctx=n_ctx or trained, **memory_options)
     return {
         "path": str(path),
         "file_bytes": sum(p.stat().st_size for p in _parts(path)),
