@@ -42,7 +42,10 @@ class Repository:
         self.folder, self.repo, self.revision = folder, repo, revision or "main"
         self.token, self.progress = token, progress
         self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-        self.timeout = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 5)
+        try:
+            self.timeout = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 5)
+        except ValueError as error:
+            raise HubError(f"HF_HUB_ETAG_TIMEOUT must be a number of seconds: {error}") from None
         self._agent = {"library_name": "lfmfast"}
         self._hub: Any = None
         self._utils: Any = None

@@ -255,7 +255,7 @@ def test_disk_full_while_writing(fake: FakeHub, tmp_path: Path) -> None:
 
 
 def test_hostile_listing_stays_in_the_cache(fake: FakeHub) -> None:
-    fake.files = {"../../../evil-Q4_K_M.gguf": b"x", "/tmp/evil-Q4_K_M.gguf": b"x"}
+    fake.files = {"../../../evil-Q4_K_M.gguf": b"x", "/evil/m-Q4_K_M.gguf": b"x"}
     with pytest.raises(HubError, match="no GGUF model"):
         hub.resolve(REPO)
 
@@ -357,6 +357,12 @@ def test_a_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         with pytest.raises(HubError, match="can't reach"):
             hub.resolve(REPO)
     utils.close_session()
+
+
+def test_bad_timeout(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "soon")
+    with pytest.raises(HubError, match="HF_HUB_ETAG_TIMEOUT must be a number of seconds"):
+        hub.resolve(REPO)
 
 
 def test_cached_commit_is_used_when_main_moved(fake: FakeHub) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lfmfast import __version__
 from lfmfast.cli import _options
 from lfmfast.cli.chat import chat
 from lfmfast.cli.info import info
@@ -38,9 +39,7 @@ for command in (chat, info, pull, tokenize):
 
 def _version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
-
-        typer.echo(f"lfmfast {version('lfmfast')}")
+        typer.echo(f"lfmfast {__version__}")
         raise typer.Exit()
 
 

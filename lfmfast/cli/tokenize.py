@@ -29,11 +29,11 @@ def tokenize(
     lfmfast tokenize -m model.gguf "Hello world"
     lfmfast tokenize -m model.gguf --ids --no-bos < file.txt
     """
-    from lfmfast._model import Model
-
     path = opt.locate(None, model, hf_repo, offline=offline, token=token)
     if text is None:
         text = opt.read_stdin()
+    from lfmfast._model import Model
+
     with contextlib.closing(Model.load(path, vocab_only=True)) as vocabulary:
         tokens = vocabulary.tokenize(text, add_special=not no_bos, parse_special=special)
         pieces = [vocabulary.detokenize_bytes([t], special=True).decode("utf-8", "backslashreplace") for t in tokens]
