@@ -10,7 +10,8 @@ from libcpp.memory cimport unique_ptr
 from libcpp.vector cimport vector
 
 from lfmfast.errors import ParameterError, SamplingError
-from lfmfast.params import NEUTRAL, SAMPLERS, SamplingParams
+from lfmfast.params import NEUTRAL, SamplingParams
+from lfmfast.params import SAMPLERS as _SAMPLERS
 
 _LITTLE_ENDIAN = sys.byteorder == "little"
 
@@ -55,7 +56,7 @@ cdef int fill_params(sampler_params & out, params, suppress=(), breakers=()) exc
     out.min_keep = params.min_keep
     out.stages.clear()
     for name in params.samplers:
-        out.stages.push_back(<sampler_stage><int>SAMPLERS.index(name))  # same order as sampler_stage
+        out.stages.push_back(<sampler_stage><int>_SAMPLERS.index(name))  # same order as sampler_stage
     return 0
 
 

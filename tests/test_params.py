@@ -188,7 +188,9 @@ def test_preset_values() -> None:
         "LFM2-RAG": (0, 0, 1, 0, 1), "LFM2-Tool": (0, 0, 1, 0, 1), "LFM2-PII": (0, 0, 1, 0, 1),
         "LFM2-Transcript": (0.3, 0, 1, 0, 1),
     }  # fmt: skip
-    assert {name: (p.temperature, p.top_k, p.top_p, p.min_p, p.repeat_penalty) for name, p in PRESETS.items()} == table
+    assert {
+        name: (p.temperature, p.top_k, p.top_p, p.min_p, p.repeat_penalty) for name, p in PRESETS.items() if "LFM" in name
+    } == table
 
 
 def test_recognised_without_a_name() -> None:
