@@ -34,6 +34,7 @@ class Context:
         flash_attn: bool | None = None,
         kv_unified: bool = False,
         offload_kqv: bool = True,
+        n_outputs_max: int = 0,
         n_rs_seq: int = 0,
     ) -> None: ...
     def close(self) -> None: ...

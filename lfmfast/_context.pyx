@@ -105,6 +105,8 @@ cdef class Context:
         Tokens that one decode call, and one pass through the graph, can hold.
     n_seq_max : int
         Sequences.
+    n_outputs_max : int
+        Tokens of one decode call that may give logits; 0: `n_batch`. A small number saves memory.
     n_threads, n_threads_batch : int
         Threads of single-token passes, and of others (0: the same).
     type_k, type_v : str
@@ -128,7 +130,7 @@ cdef class Context:
 
     def __cinit__(self, model, *, int64_t n_ctx=4096, int64_t n_batch=2048, int64_t n_ubatch=512, int64_t n_seq_max=1,
                   int64_t n_threads=1, int64_t n_threads_batch=0, str type_k="f16", str type_v="f16", flash_attn=None,
-                  bint kv_unified=False, bint offload_kqv=True, int64_t n_rs_seq=0):
+                  bint kv_unified=False, bint offload_kqv=True, int64_t n_outputs_max=0, int64_t n_rs_seq=0):
         cdef cpp.context_params params
         self._pid = cpp.current_pid()
         self._model = model if isinstance(model, Model) else model.native
@@ -136,6 +138,7 @@ cdef class Context:
         params.n_batch = n_batch
         params.n_ubatch = n_ubatch
         params.n_seq_max = n_seq_max
+        params.n_outputs_max = n_outputs_max
         params.n_rs_seq = n_rs_seq
         params.n_threads = n_threads
         params.n_threads_batch = n_threads_batch

@@ -95,6 +95,7 @@ cdef extern from "engine/context.h" namespace "lfmfast" nogil:
         int64_t n_batch
         int64_t n_ubatch
         int64_t n_seq_max
+        int64_t n_outputs_max
         int64_t n_rs_seq
         int64_t n_threads
         int64_t n_threads_batch

@@ -96,6 +96,7 @@ cdef class Engine:
         params.n_ctx = n_ctx
         params.n_batch = n_batch
         params.n_ubatch = n_ubatch
+        params.n_outputs_max = 1
         params.n_threads = n_threads
         params.n_threads_batch = n_threads_batch
         params.type_k = type_k.encode()

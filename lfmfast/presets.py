@@ -48,6 +48,7 @@ PRESETS: Mapping[str, SamplingParams] = {
     "LFM2-Tool": _row(0.0),
     "LFM2-PII": _row(0.0),
     "LFM2-Transcript": _row(0.3),
+    "SmolLM2-Instruct": _row(0.2, top_p=0.9),  # the model card; what `demo` falls back to
 }
 
 # GGUF key -> field, in the order of llama.cpp's llama-arch.cpp.
@@ -103,6 +104,8 @@ def find_preset(metadata: Mapping[str, str]) -> str | None:
     >>> find_preset({"general.architecture": "lfm2", "general.name": "LFM2.5 1.2B Instruct"})
     'LFM2.5-1.2B-Instruct'
     """
+    if metadata.get("general.basename", "").lower() == "smollm2":
+        return "SmolLM2-Instruct"
     if metadata.get("general.architecture") not in ("lfm2", "lfm2moe"):
         return None
     own = ("name", "basename", "size_label", "finetune", "version")

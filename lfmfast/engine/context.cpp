@@ -102,6 +102,7 @@ context::context(std::shared_ptr<lfmfast::model> model, const context_params & p
     check_range("n_batch", params.n_batch, 1, n_tokens_limit);
     check_range("n_ubatch", params.n_ubatch, 1, n_tokens_limit);
     check_range("n_seq_max", params.n_seq_max, 1, max_sequences);
+    check_range("n_outputs_max", params.n_outputs_max, 0, n_tokens_limit);
     check_range("n_rs_seq", params.n_rs_seq, 0, 64);
     check_range("n_threads", params.n_threads, 1, GGML_MAX_N_THREADS);
     check_range("n_threads_batch", n_threads_batch, 1, GGML_MAX_N_THREADS);
@@ -116,6 +117,10 @@ context::context(std::shared_ptr<lfmfast::model> model, const context_params & p
     p.n_batch         = static_cast<uint32_t>(std::min(params.n_batch, n_ctx));
     p.n_ubatch        = static_cast<uint32_t>(std::min({params.n_ubatch, params.n_batch, n_ctx}));
     p.n_seq_max       = static_cast<uint32_t>(params.n_seq_max);
+    // llama.cpp makes room for one row per sequence at least, and asserts that this is within the limit. A small limit saves
+    // a compute buffer of n_ubatch rows of logits: 128 MiB for a vocabulary of 65,536.
+    n_outputs_max_    = std::max<int64_t>(params.n_outputs_max == 0 ? p.n_batch : params.n_outputs_max, params.n_seq_max);
+    p.n_outputs_max   = static_cast<uint32_t>(n_outputs_max_);
     p.n_rs_seq        = static_cast<uint32_t>(params.n_rs_seq);
     p.n_threads       = static_cast<int32_t>(params.n_threads);
     p.n_threads_batch = static_cast<int32_t>(n_threads_batch);
@@ -174,6 +179,7 @@ void context::check_seq(int64_t seq, const char * what) const {
 
 void context::check_batch(const batch & batch) {
     check_range("number of tokens in the batch", static_cast<int64_t>(batch.size()), 1, n_batch());
+    check_range("number of tokens in the batch that give logits", static_cast<int64_t>(batch.n_outputs()), 0, n_outputs_max_);
     std::map<int32_t, int64_t> next;  // of each sequence: the position that must come next; -1: any (empty sequence)
     for (size_t i = 0; i < batch.size(); ++i) {
         model_->check_token(batch.tokens_[i], "batch");

@@ -21,6 +21,7 @@ struct context_params {
     int64_t     n_batch         = 2048;  // tokens that one decode call may hold
     int64_t     n_ubatch        = 512;   // tokens that one pass through the graph holds
     int64_t     n_seq_max       = 1;
+    int64_t     n_outputs_max   = 0;     // tokens of one decode call that may give logits; 0: n_batch
     int64_t     n_rs_seq        = 0;     // rollback snapshots of recurrent state
     int64_t     n_threads       = 1;     // of single-token passes
     int64_t     n_threads_batch = 0;     // of other passes; 0: n_threads
@@ -115,6 +116,7 @@ class context {
     llama_context *   ctx_  = nullptr;
     ggml_threadpool * pool_ = nullptr;
     int64_t           n_seq_max_;
+    int64_t           n_outputs_max_;
     int64_t           n_threads_max_;
     size_t            n_outputs_ = 0;
     std::atomic<bool> abort_{false};
