@@ -39,8 +39,8 @@ _HOMES = {
     "lfmfast._build": ("build_info",),
     "lfmfast.chat": ("Chat",),
     "lfmfast.errors": (
-        "BusyError", "CancelledError", "ClosedError", "ContextFullError", "DecodeError", "ForkError", "HubError", "LfmfastError",
-        "ModelLoadError", "ParameterError", "SamplingError", "StateError", "TemplateError",
+        "BusyError", "CancelledError", "ClosedError", "ContextFullError", "DecodeError", "ForkError", "HubError",
+        "LfmfastError", "ModelLoadError", "ParameterError", "SamplingError", "StateError", "TemplateError",
     ),
     "lfmfast.model": ("Model",),
     "lfmfast.params": ("SamplingParams",),

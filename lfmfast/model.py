@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lfmfast import _model, templates
 from lfmfast._cpu import default_threads
@@ -239,7 +239,7 @@ class Model:
         """
         source = self._template_source or self.native.chat_template
         if source is None:
-            raise TemplateError(f"{self.path!r} has no chat template: give Model(chat_template=...), or use a plain text prompt")
+            raise TemplateError(f"{self.path!r} has no chat template: give Model(chat_template=...), or a plain text prompt")
 
         def text(token: int | None) -> str:
             return "" if token is None else self.native.detokenize([token], special=True)
@@ -281,12 +281,13 @@ class Model:
             bos = self.native.bos_id
             return [bos, *tokens] if self.native.add_bos and bos is not None and tokens[:1] != [bos] else tokens
         if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
-            raise ParameterError(f"prompt must be a str, a list of messages or a list of token ids, not {type(prompt).__name__}")
+            raise ParameterError(f"prompt must be a str, a list of messages or of token ids, not {type(prompt).__name__}")
         if prompt and all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
             for item in prompt:
                 _check_int("a token id in the prompt", item, 0, self.n_vocab - 1)
-            return list(prompt)  # type: ignore[arg-type]
-        rendered = self.template.render(prompt, tools=tools, continue_final_message=continue_final_message,
+            return list(cast(Sequence[int], prompt))
+        messages = cast(Sequence[Message], prompt)
+        rendered = self.template.render(messages, tools=tools, continue_final_message=continue_final_message,
                                         add_generation_prompt=not continue_final_message, **template_options)  # fmt: skip
         return templates.encode(rendered.segments, self.native)
 

@@ -50,9 +50,10 @@ def test_real_model_remembers(smollm2: Model) -> None:
 def test_only_what_is_new_is_read(lfm2_tiny: Model) -> None:
     chat = lfm2_tiny.chat(HELPFUL)
     before = 0
-    for text in ["My name is Ada.", "What is the capital of France?", "Count from 1 to 5.", "Tell me a story.", "What is my name?"]:
+    for text in ["My name is Ada.", "What is the capital of France?", "Count from 1 to 5.", "Tell me a story.",
+                 "What is my name?"]:  # fmt: skip
         done = chat.send(text, **GREEDY)
-        new = len(lfm2_tiny.tokenize(f"user\n{text}assistant\n")) + 6  # the turns' control tokens, the line breaks, the end token
+        new = len(lfm2_tiny.tokenize(f"user\n{text}assistant\n")) + 6  # the turns' control tokens and line breaks
         assert done.usage.prompt_tokens - before <= new + (len(lfm2_tiny.tokenize(HELPFUL)) + 6 if before == 0 else 0)
         assert done.usage.cached_tokens == before
         before = done.usage.prompt_tokens + done.usage.completion_tokens - 1
@@ -86,7 +87,7 @@ def test_other_splits_of_the_reply_are_kept(lfm2_tiny: Model) -> None:
 
 def test_spelled_reply_is_kept(lfm2_tiny: Model) -> None:
     chat = lfm2_tiny.chat()
-    spelled = {token: -100.0 for token in range(270, 1278)}  # only single bytes are left
+    spelled = dict.fromkeys(range(270, 1278), -100.0)  # only single bytes are left
     done = chat.send("What is my name?", logit_bias=spelled, max_tokens=12, **GREEDY)
     assert lfm2_tiny.tokenize(done.text) != list(done.tokens)
     again = chat.send("Hello!", max_tokens=1)

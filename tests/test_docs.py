@@ -16,7 +16,8 @@ import lfmfast
 from lfmfast import Model
 
 README = Path(__file__).parent.parent / "README.md"
-MODULES = sorted(m.name for m in pkgutil.walk_packages(lfmfast.__path__, "lfmfast.") if not re.search("__main__|liblfmfast", m.name))
+FOUND = [module.name for module in pkgutil.walk_packages(lfmfast.__path__, "lfmfast.")]
+MODULES = sorted(name for name in FOUND if not re.search("__main__|liblfmfast", name))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -139,7 +139,7 @@ def test_logits_view_shares_memory_and_pins_the_context(context: Context, tiny: 
     del logits  # the row still shows the buffer
     before = row.copy()
     for refused in (lambda: context.decode(batch), context.close):
-        with pytest.raises(BufferError, match="1 array"):
+        with pytest.raises(BufferError, match=r"1 array"):
             refused()
     np.testing.assert_array_equal(row, before)
     del row
@@ -318,14 +318,14 @@ def test_output_limit(tiny: Model) -> None:
     with Context(tiny, n_ctx=64, n_outputs_max=2) as context:
         batch = Batch(8)
         batch.extend([20] * 3, 0, output="all")
-        with pytest.raises(ParameterError, match="give logits must be between 0 and 2, not 3"):
+        with pytest.raises(ParameterError, match=r"give logits must be between 0 and 2, not 3"):
             context.decode(batch)
     with Context(tiny, n_ctx=64, n_batch=1, n_seq_max=4) as context:  # fewer tokens in a batch than sequences
         assert read(context, [20, 21], seq_id=3).shape == (tiny.n_vocab,)
 
 
 def test_batch_refuses() -> None:
-    with pytest.raises(ParameterError, match="n_tokens_max must be between 1 and .* not 0"):
+    with pytest.raises(ParameterError, match=r"n_tokens_max must be between 1 and .* not 0"):
         Batch(0)
     batch = Batch(2, 2)
     for arguments, message in [
