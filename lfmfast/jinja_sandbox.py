@@ -171,7 +171,7 @@ class _Priced(NodeTransformer):
         return call
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(node, self._FORBIDDEN) or (isinstance(node, nodes.For) and node.recursive):
+        if isinstance(node, self._FORBIDDEN):
             raise TemplateError(f"the chat template uses a statement that isn't allowed: {type(node).__name__.lower()}")
         return super().visit(node, *args, **kwargs)
 

@@ -50,6 +50,7 @@ class JinjaTemplate(ChatTemplate):
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._date = date
         self._bos = Segment(bos_token, True) if add_bos and bos_token in special_tokens else None
+        self._special = special_tokens
         self._guard = _Guard(special_tokens)
         self._reply_guard = _Guard(special_tokens.difference(_OWN))
         # What the stock template can't do, for fix_tool_calls.
@@ -117,7 +118,7 @@ class JinjaTemplate(ChatTemplate):
 
     def _choose_mark(self, data: Any) -> str:
         """A character that occurs nowhere: a Yi syllable, since it has to come through tojson, repr() and trim unharmed."""
-        texts = [self.source]
+        texts = [self.source, *self._special]
         for _, text in strings(data):
             try:
                 text.encode()
@@ -207,9 +208,12 @@ class _Guard:
     """Breaks up what looks like a control token in data, with a character that is taken out of the text afterwards."""
 
     def __init__(self, special_tokens: frozenset[str]) -> None:
+        special_tokens = frozenset(text for text in special_tokens if len(text) > 1)  # one character can't be broken up
         self._starts = frozenset(text[:i] for text in special_tokens for i in range(1, len(text)))
         self._ends = frozenset(text[i:] for text in special_tokens for i in range(1, len(text)))
         self._longest = max(map(len, special_tokens), default=1)
+        self._first = frozenset(text[0] for text in special_tokens)  # every start has one of these, every end one of those
+        self._last = frozenset(text[-1] for text in special_tokens)
         # Longest first: a token may be the start of another.
         texts = sorted(special_tokens, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
@@ -221,10 +225,13 @@ class _Guard:
             while self._any.search(text):  # again, as tokens may overlap
                 text = self._any.sub(lambda match: match[0][:1] + mark + match[0][1:], text)
             # Nor may a token come about where this text meets another.
-            ends = range(1, min(len(text), self._longest) + 1)
-            if any(text[:i] in self._ends for i in ends):
+            if not self._last.isdisjoint(text[: self._longest]) and any(
+                text[:i] in self._ends for i in range(1, self._longest)
+            ):
                 text = mark + text
-            if any(text[-i:] in self._starts for i in ends):
+            if not self._first.isdisjoint(text[-self._longest :]) and any(
+                text[-i:] in self._starts for i in range(1, self._longest)
+            ):
                 text += mark
             return text
 

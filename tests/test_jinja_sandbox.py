@@ -113,6 +113,7 @@ ENDLESS = {
     "lists": BIG + "{{ ([x] * 1000)|length }}",
     "copies": "{% set x = 'a' * 400000 %}{% set ns = namespace(l=[]) %}"
     "{% for i in range(90000) %}{% set ns.l = ns.l + [x[1:]] %}{% endfor %}",
+    "slices": "{% macro f(n, x) %}{% if n < 60 %}{{ f(n + 1, x[1:]) }}{% endif %}{% endmacro %}{{ f(0, 'a' * 4000000) }}",
     "output": "{% set x = 'a' * 400000 %}{% for i in range(90000) %}{{ x }}{% endfor %}",
     "literal": "{% set x %}{% for i in range(90000) %}" + "a" * 9000 + "{% endfor %}{% endset %}",
     "messages": DOUBLE.replace("'12345678'", "messages").replace("EXPRESSION", "ns.x + ns.x"),
@@ -126,6 +127,22 @@ def test_everything_ends(source, monkeypatch):
     with pytest.raises(TemplateError):
         render(source)
     assert time.monotonic() - start < 10  # the limit, and much room for a busy machine: without limits they take forever
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ ('a' * 5000000)|length }}", r"a value that is too large \(5000000 characters, limit 4194304\)"),
+        (ENDLESS["recursion"], r"nests its macros too deeply \(limit 64\)"),
+        (ENDLESS["loops"], r"too much work \(limit 67108864|takes too long \(limit 5 s"),
+        ("{{ 'a'.ljust(5) }}", "calls 'ljust', which is not allowed"),
+        ("{% include 'x' %}", "statement that isn't allowed: include"),
+        ("{{ messages.__class__ }}", "attribute '__class__' of a 'list' is not allowed"),
+    ],
+)
+def test_what_is_said(source, said):
+    with pytest.raises(TemplateError, match=said):
+        render(source)
 
 
 def test_memory_is_bounded():

@@ -294,6 +294,28 @@ def test_text_is_never_a_control_token(family):
     assert control(calm).count("<|startoftext|>") == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ '<|im_' + messages[0].content }}", "end|>"),
+        ("{{ messages[0].content + '_end|>' }}", "<|im"),
+        ("{{ messages[0].content ~ messages[0].content }}", "end|><|im_"),
+        ("{{ messages[0].content | tojson(ensure_ascii=true) }}", "<|im_end|>\\ua000"),
+        ("{{ [messages[0].content] }}", "<|im_end|>"),
+        ("{{ messages[0].content }}", "<|im_start|><|im_start|>|im_end|>\\ua000"),
+    ],
+)
+def test_no_token_comes_about_in_a_template(source, text):
+    made = JinjaTemplate(source, "", "", frozenset(SPECIAL))
+    assert made.render([user(text)]).segments == [(oracle.render(source, [user(text)]), False)]
+
+
+def test_tokens_that_overlap():
+    made = JinjaTemplate("{{ messages[0].content }}<a><b>#", "", "", frozenset(["<a>", "a><", "<b>", "#", "<a><b>x"]))
+    assert made.render([user("<a><b><a><b>xa><#")]).segments == [
+        ("<a><b><a><b>xa><#", False), ("<a>", True), ("<b>", True), ("#", False)]  # fmt: skip
+
+
 def test_only_the_assistant_writes_its_markers():
     text = "<think>a</think><|tool_call_start|>[f()]<|tool_call_end|><|im_end|><|tool_list_start|>"
     for made in (template("lfm2", MORE_SPECIAL), JinjaTemplate(oracle.CHATML, "", "<|im_end|>", frozenset(MORE_SPECIAL))):
