@@ -1,6 +1,6 @@
 from collections.abc import Iterable
 
-from typing_extensions import disjoint_base
+from typing_extensions import Self, disjoint_base
 
 from lfmfast.templates import Block
 
@@ -8,7 +8,7 @@ from lfmfast.templates import Block
 class Formatter:
     """The C++ formatter of one family (0 lfm2, 1 instruct, 2 8b, 3 2.6b, 4 vl, 5 lfm2-vl)."""
 
-    def __init__(self, family: int, bos: str, special: Iterable[str]) -> None: ...
+    def __new__(cls, family: int, bos: str, special: Iterable[str]) -> Self: ...
     @property
     def pivot(self) -> str: ...
     def head(self, system: tuple[str, ...] | None, tools: str, date: str) -> Block: ...
