@@ -40,12 +40,12 @@ struct llama_chain {
         auto params    = llama_sampler_chain_default_params();
         params.no_perf = true;
         chain          = llama_sampler_chain_init(params);
-        llama_sampler_chain_add(chain, llama_sampler_init_penalties(n, p.penalty_last_n, p.penalty_repeat, p.penalty_freq, p.penalty_present));
-        llama_sampler_chain_add(chain, llama_sampler_init_top_k(p.top_k));
-        llama_sampler_chain_add(chain, llama_sampler_init_top_p(p.top_p, 0));
-        llama_sampler_chain_add(chain, llama_sampler_init_min_p(p.min_p, 0));
-        llama_sampler_chain_add(chain, llama_sampler_init_temp_ext(p.temp, 0.0f, 1.0f));
-        llama_sampler_chain_add(chain, llama_sampler_init_dist(p.seed));
+        for (auto * stage : {llama_sampler_init_penalties(n, p.penalty_last_n, p.penalty_repeat, 0.0f, 0.0f),
+                             llama_sampler_init_top_k(p.top_k), llama_sampler_init_top_p(p.top_p, 0),
+                             llama_sampler_init_min_p(p.min_p, 0), llama_sampler_init_temp_ext(p.temp, 0.0f, 1.0f),
+                             llama_sampler_init_dist(p.seed)}) {
+            llama_sampler_chain_add(chain, stage);
+        }
     }
     ~llama_chain() { llama_sampler_free(chain); }
 
@@ -89,7 +89,8 @@ std::vector<row> make_rows(int n, int count) {
 volatile int64_t sink;
 
 // A round of 16 calls of each side in turns: both see the same machine, and each its own caches. Medians and minima per call.
-void compare(const char * name, int n, int rounds, const std::function<void(int)> & ours, const std::function<void(int)> & theirs) {
+void compare(const char * name, int n, int rounds, const std::function<void(int)> & ours,
+             const std::function<void(int)> & theirs) {
     constexpr int       n_calls = 16;
     std::vector<double> times[2];
     for (int round = -1; round < rounds; ++round) {  // the first is not counted
@@ -100,9 +101,9 @@ void compare(const char * name, int n, int rounds, const std::function<void(int)
             }
         }
     }
-    const double best[2] = {*std::min_element(times[0].begin(), times[0].end()), *std::min_element(times[1].begin(), times[1].end())};
-    std::printf("pair\t%d\t%s\t%s\t%.3f\t%.3f\t%.3f\t%.3f\n", n, name, lfmfast::simd().name, median(times[0]), best[0],
-                median(times[1]), best[1]);
+    const auto best = [](const std::vector<double> & x) { return *std::min_element(x.begin(), x.end()); };
+    std::printf("pair\t%d\t%s\t%s\t%.3f\t%.3f\t%.3f\t%.3f\n", n, name, lfmfast::simd().name, median(times[0]), best(times[0]),
+                median(times[1]), best(times[1]));
     std::fflush(stdout);
 }
 

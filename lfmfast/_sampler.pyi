@@ -9,7 +9,12 @@ class SamplerChain:
     n_vocab: int
     params: SamplingParams
     def __init__(
-        self, n_vocab: int, params: SamplingParams | None = None, *, dry_breakers: Sequence[Sequence[int]] = (), **overrides: Any
+        self,
+        n_vocab: int,
+        params: SamplingParams | None = None,
+        *,
+        dry_breakers: Sequence[Sequence[int]] = (),
+        **overrides: Any,
     ) -> None: ...
     def sample(self, logits: Buffer) -> int: ...
     def accept(self, tokens: int | Sequence[int]) -> None: ...

@@ -40,7 +40,8 @@ void validate(const sampler_params & p, int32_t n_vocab) {
     require(n_vocab > 0, "n_vocab", n_vocab, "positive");
     for (const auto & bias : p.logit_bias) {
         if (bias.first < 0 || bias.first >= n_vocab) {
-            refuse("logit_bias", "for token " + std::to_string(bias.first), "for tokens from 0 to " + std::to_string(n_vocab - 1));
+            refuse("logit_bias", "for token " + std::to_string(bias.first),
+                   "for tokens from 0 to " + std::to_string(n_vocab - 1));
         }
         require(bias.second < std::numeric_limits<float>::infinity(), "logit_bias", bias.second, "finite or -inf");
     }
@@ -158,13 +159,15 @@ void sampler::reset() {
 void sampler::accept(int32_t token) {
     if (token < 0 || token >= n_vocab_) {
         throw error(error_code::invalid_argument,
-                    "token must be from 0 to " + std::to_string(n_vocab_ - 1) + ", not " + std::to_string(token), token, n_vocab_ - 1);
+                    "token must be from 0 to " + std::to_string(n_vocab_ - 1) + ", not " + std::to_string(token), token,
+                    n_vocab_ - 1);
     }
     int32_t dropped = -1;
     if (dry_on()) dry_history_.push(token, dropped);
     if (!penalties_on()) return;
     const auto find = [this](int32_t t) {
-        return std::lower_bound(counts_.begin(), counts_.end(), t, [](const token_count & c, int32_t x) { return c.token < x; });
+        return std::lower_bound(counts_.begin(), counts_.end(), t,
+                                [](const token_count & c, int32_t x) { return c.token < x; });
     };
     const bool full = window_.push(token, dropped);
     auto       it   = find(token);
@@ -257,7 +260,8 @@ void sampler::apply(sampler_stage stage, candidates & c) {
         case sampler_stage::typ_p:       return stage_typ_p(c, params_.typ_p, min_keep);
         case sampler_stage::top_p:       return stage_top_p(c, params_.top_p, min_keep);
         case sampler_stage::min_p:       return stage_min_p(c, params_.min_p, min_keep);
-        case sampler_stage::xtc:         return stage_xtc(c, params_.xtc_probability, params_.xtc_threshold, min_keep, rng_xtc_);
+        case sampler_stage::xtc:
+            return stage_xtc(c, params_.xtc_probability, params_.xtc_threshold, min_keep, rng_xtc_);
         case sampler_stage::temperature:
             if (params_.dynatemp_range > 0.0f) {
                 return stage_dynamic_temperature(c, params_.temp, params_.dynatemp_range, params_.dynatemp_exponent);
@@ -266,7 +270,9 @@ void sampler::apply(sampler_stage stage, candidates & c) {
     }
 }
 
-int32_t sampler::sample(const float * logits) { return plan_ == plan::reference ? sample_reference(logits) : sample_fused(logits); }
+int32_t sampler::sample(const float * logits) {
+    return plan_ == plan::reference ? sample_reference(logits) : sample_fused(logits);
+}
 
 // llama.cpp's own way: a list of every token, through every stage.
 int32_t sampler::sample_reference(const float * logits) {

@@ -52,8 +52,9 @@ struct sampler_params {
     float   mirostat_eta      = 0.1f;
     int32_t min_keep          = 0;
     std::vector<sampler_stage> stages = {
-        sampler_stage::penalties, sampler_stage::dry,   sampler_stage::top_n_sigma, sampler_stage::top_k,      sampler_stage::typ_p,
-        sampler_stage::top_p,     sampler_stage::min_p, sampler_stage::xtc,         sampler_stage::temperature};
+        sampler_stage::penalties, sampler_stage::dry,   sampler_stage::top_n_sigma,
+        sampler_stage::top_k,     sampler_stage::typ_p, sampler_stage::top_p,
+        sampler_stage::min_p,     sampler_stage::xtc,   sampler_stage::temperature};
 };
 
 // Sequences of tokens to breakers; empty sequences are dropped.
@@ -85,8 +86,8 @@ class sampler {
     // Throws error_code::invalid_argument.
     sampler(const sampler_params & params, int32_t n_vocab);
 
-    // The next token for a row of n_vocab logits, which is not written to. Does not accept it. Throws error_code::sampling, with
-    // the RNG untouched unless XTC drew, where a logit is NaN or +inf or no token is left above -inf.
+    // The next token for a row of n_vocab logits, which is not written to. Does not accept it. Throws error_code::sampling
+    // where a logit is NaN or +inf or no token is left above -inf; the RNG is as before then, unless XTC drew.
     int32_t sample(const float * logits);
 
     // Puts a token of the prompt or of the output into the penalties' and DRY's windows.

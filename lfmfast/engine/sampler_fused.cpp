@@ -1,6 +1,6 @@
 // The usual chains without a list of all candidates. The stages before the first truncation change a few logits only
-// (logit_bias, penalties, DRY); the first truncation (top_k, top_p, min_p, greedy, or the draw itself) selects from the row by SIMD
-// comparisons, which are exact; the rest runs on the survivors as in sampler_stages.cpp.
+// (logit_bias, penalties, DRY); the first truncation (top_k, top_p, min_p, greedy, or the draw itself) selects from the row
+// by SIMD comparisons, which are exact; the rest runs on the survivors as in sampler_stages.cpp.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

@@ -26,7 +26,8 @@ void highest_by_token(const sampler_row & row, size_t n, std::vector<candidate> 
 float log_probs(const float * logits, int32_t n_vocab, int32_t token, size_t n_top, std::vector<token_logprob> & top) {
     if (token < 0 || token >= n_vocab) {
         throw error(error_code::invalid_argument,
-                    "token must be from 0 to " + std::to_string(n_vocab - 1) + ", not " + std::to_string(token), token, n_vocab - 1);
+                    "token must be from 0 to " + std::to_string(n_vocab - 1) + ", not " + std::to_string(token), token,
+                    n_vocab - 1);
     }
     thread_local std::vector<double>    sums;
     thread_local std::vector<candidate> highest;

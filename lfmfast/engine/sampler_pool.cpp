@@ -118,7 +118,8 @@ class worker_pool {
 
 }  // namespace
 
-std::vector<sampled> sample_batch(const float * logits, int32_t n_vocab, const std::vector<shared_sampler *> & samplers, int n_threads) {
+std::vector<sampled> sample_batch(const float * logits, int32_t n_vocab, const std::vector<shared_sampler *> & samplers,
+                                  int n_threads) {
     auto sorted = samplers;
     std::sort(sorted.begin(), sorted.end(), std::less<shared_sampler *>());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
@@ -126,11 +127,14 @@ std::vector<sampled> sample_batch(const float * logits, int32_t n_vocab, const s
     }
     for (const auto * s : samplers) {
         if (s->n_vocab() != n_vocab) {
-            throw error(error_code::invalid_argument, "chains must be for rows of " + std::to_string(n_vocab) + " logits, not of " +
-                                                          std::to_string(s->n_vocab()), s->n_vocab(), n_vocab);
+            throw error(error_code::invalid_argument,
+                        "chains must be for rows of " + std::to_string(n_vocab) + " logits, not " + std::to_string(s->n_vocab()),
+                        s->n_vocab(), n_vocab);
         }
     }
-    if (n_threads < 1) throw error(error_code::invalid_argument, "n_threads must be 1 or more, not " + std::to_string(n_threads));
+    if (n_threads < 1) {
+        throw error(error_code::invalid_argument, "n_threads must be 1 or more, not " + std::to_string(n_threads));
+    }
     std::vector<sampled> out(samplers.size());
     worker_pool::instance().run(samplers.size(), static_cast<size_t>(n_threads), [&](size_t i) {
         try {

@@ -59,6 +59,7 @@ struct sampled {
 // Samples row i of `logits` (rows of n_vocab, one after another) with samplers[i], on up to n_threads threads of a pool that
 // stays. A row's result depends on its own sampler only, so it is the same for any number of threads. Throws
 // error_code::invalid_argument for a sampler that is listed twice (the order would decide) or has another n_vocab.
-std::vector<sampled> sample_batch(const float * logits, int32_t n_vocab, const std::vector<shared_sampler *> & samplers, int n_threads);
+std::vector<sampled> sample_batch(const float * logits, int32_t n_vocab, const std::vector<shared_sampler *> & samplers,
+                                  int n_threads);
 
 }  // namespace lfmfast

@@ -99,7 +99,9 @@ const float * sampler_row::block(size_t b, float * space) const {
         const int32_t first = static_cast<int32_t>(b * simd_block);
         auto          it    = std::lower_bound(patches_.begin(), patches_.end(), first,
                                                [](const logit_patch & p, int32_t token) { return p.token < token; });
-        for (; it != patches_.end() && it->token - first < static_cast<int32_t>(simd_block); ++it) space[it->token - first] = it->logit;
+        for (; it != patches_.end() && it->token - first < static_cast<int32_t>(simd_block); ++it) {
+            space[it->token - first] = it->logit;
+        }
     }
     return space;
 }

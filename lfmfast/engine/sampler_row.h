@@ -14,7 +14,7 @@ namespace lfmfast {
 
 class sampler_row {
   public:
-    // Reads the row once. Throws error_code::sampling for NaN, +inf or a row that is -inf throughout. The logits must outlive it.
+    // Reads the row once; the logits must outlive it. Throws error_code::sampling for NaN, +inf, or a row all of -inf.
     void read(const float * logits, size_t n);
 
     // Logits that replace those of the row, ascending by token.

@@ -102,7 +102,7 @@ size_t draw_by_p(const candidates & c, std::mt19937 & rng) {
 void require_finite(float max) {
     if (!std::isfinite(max)) {
         throw error(error_code::sampling, max < 0 ? "no token is left to sample: every logit is -inf"
-                                                  : "the logits overflow in the sampler: the temperature or a penalty is too extreme");
+                                                  : "the logits overflow: the temperature or a penalty is too extreme");
     }
 }
 
@@ -122,7 +122,8 @@ void stage_penalties(candidates & c, const std::vector<token_count> & counts, co
         for (size_t i = 0; i < c.size; ++i) {
             const auto it = std::lower_bound(counts.begin(), counts.end(), c.data[i].id,
                                              [](const token_count & t, int32_t id) { return t.token < id; });
-            if (it != counts.end() && it->token == c.data[i].id) c.data[i].logit = penalised(c.data[i].logit, it->count, params);
+            if (it == counts.end() || it->token != c.data[i].id) continue;
+            c.data[i].logit = penalised(c.data[i].logit, it->count, params);
         }
     }
     c.sorted = false;
@@ -272,8 +273,8 @@ void stage_xtc(candidates & c, float probability, float threshold, size_t min_ke
 }
 
 void stage_temperature(candidates & c, float temp) {
-    // A dynamic temperature comes near 0 for a certain distribution. Where the logits would overflow, llama.cpp's draw is from NaN
-    // and takes the last candidate; the limit is the greedy pick.
+    // A dynamic temperature comes near 0 for a certain distribution. Where the logits would overflow, llama.cpp draws from NaN,
+    // which gives the last candidate; the limit is the greedy pick.
     if (temp > 1e-30f || (temp > 0.0f && std::isfinite(max_logit(c) / temp))) {
         for (size_t i = 0; i < c.size; ++i) c.data[i].logit /= temp;
         return;

@@ -18,8 +18,8 @@ struct simd_kernels {
     uint64_t (*at_least)(const float * x, float floor);
     // How many of n numbers are >= floor. n is a multiple of 16.
     size_t (*count)(const float * x, size_t n, float floor);
-    // Per block, the sum of exp(x[i] / temp - max), within 1.5e-7 of the exact sum (relative; every term below exp(-87) counts as
-    // at most that). The quotient is rounded like float division. Needs x[i] / temp <= max.
+    // Per block, the sum of exp(x[i] / temp - max), within 1.5e-7 of the exact sum (relative; a term below exp(-87) counts
+    // as at most that). The quotient is rounded like float division. Needs x[i] / temp <= max.
     void (*exp_sums)(const float * x, size_t n_blocks, float temp, float max, double * out);
 };
 

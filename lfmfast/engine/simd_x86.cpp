@@ -113,9 +113,10 @@ AVX2 void avx2_exp_sums(const float * x, size_t n_blocks, float temp, float max,
 AVX512 bool avx512_block_max(const float * x, size_t n_blocks, float * out) {
     __mmask16 nan = 0;
     for (size_t b = 0; b < n_blocks; ++b, x += simd_block) {
-        const __m512 v0 = _mm512_loadu_ps(x), v1 = _mm512_loadu_ps(x + 16), v2 = _mm512_loadu_ps(x + 32), v3 = _mm512_loadu_ps(x + 48);
-        nan |= _mm512_cmp_ps_mask(v0, v1, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(v2, v3, _CMP_UNORD_Q);
-        const __m512 m = _mm512_max_ps(_mm512_max_ps(v0, v1), _mm512_max_ps(v2, v3));
+        __m512 v[4];
+        for (int i = 0; i < 4; ++i) v[i] = _mm512_loadu_ps(x + 16 * i);
+        nan |= _mm512_cmp_ps_mask(v[0], v[1], _CMP_UNORD_Q) | _mm512_cmp_ps_mask(v[2], v[3], _CMP_UNORD_Q);
+        const __m512 m = _mm512_max_ps(_mm512_max_ps(v[0], v[1]), _mm512_max_ps(v[2], v[3]));
         out[b] = max_of(_mm256_max_ps(_mm512_castps512_ps256(m), _mm512_extractf32x8_ps(m, 1)));
     }
     return nan == 0;
@@ -134,7 +135,9 @@ AVX512 size_t avx512_count(const float * x, size_t n, float floor) {
     const __m512  f   = _mm512_set1_ps(floor);
     const __m512i one = _mm512_set1_epi32(1);
     __m512i       c   = _mm512_setzero_si512();
-    for (size_t i = 0; i < n; i += 16) c = _mm512_mask_add_epi32(c, _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), f, _CMP_GE_OQ), c, one);
+    for (size_t i = 0; i < n; i += 16) {
+        c = _mm512_mask_add_epi32(c, _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), f, _CMP_GE_OQ), c, one);
+    }
     return static_cast<size_t>(_mm512_reduce_add_epi32(c));
 }
 
