@@ -128,7 +128,8 @@ std::vector<sampled> sample_batch(const float * logits, int32_t n_vocab, const s
     for (const auto * s : samplers) {
         if (s->n_vocab() != n_vocab) {
             throw error(error_code::invalid_argument,
-                        "chains must be for rows of " + std::to_string(n_vocab) + " logits, not " + std::to_string(s->n_vocab()),
+                        "chains must be for rows of " + std::to_string(n_vocab) + " logits, not of " +
+                            std::to_string(s->n_vocab()),
                         s->n_vocab(), n_vocab);
         }
     }
