@@ -92,8 +92,10 @@ cdef class _Rows:
 cdef class SamplerChain:
     """llama.cpp's sampler chain: logit bias, penalties, truncation, temperature, a draw.
 
-    The same logits, parameters and seed give the same tokens as llama.cpp's own chain. Several threads may use one chain; they
-    take turns.
+    The same logits, parameters and seed give the same tokens as llama.cpp's own chain, exact ties included. Three things differ
+    on purpose: a row that can't be sampled (NaN, +inf, nothing above -inf) is an error and not some token; where a dynamic
+    temperature gets so near to 0 that the logits overflow, the most probable token is taken and not the last one; and in an
+    order of stages of one's own no stage may come twice. Several threads may use one chain; they take turns.
 
     Parameters
     ----------

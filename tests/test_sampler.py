@@ -393,6 +393,15 @@ def test_log_probs(kind: str, n: int, variant: str) -> None:
         assert [x for _, x in top] == pytest.approx(expected[order[:n_top]], abs=2e-6, rel=1e-6)
 
 
+def test_log_probs_are_those_of_llama_server() -> None:
+    """It divides float32 exponentials by their float32 sum, added one after another."""
+    row = make_row(np.random.default_rng(5), 65536, "normal")
+    p = np.exp(row - row.max())
+    p /= np.cumsum(p, dtype=np.float32)[-1]
+    for token, logprob in log_probs(row, 0, 20)[1]:
+        assert logprob == pytest.approx(math.log(p[token]), abs=2e-4)
+
+
 def test_log_probs_refuses() -> None:
     for row in (np.full(4, -np.inf, np.float32), np.array([0, np.nan], np.float32), np.array([0, np.inf], np.float32)):
         with pytest.raises(SamplingError):
