@@ -170,13 +170,8 @@ int main(int argc, char ** argv) {
             owned.emplace_back(new lfmfast::shared_sampler(lfm25, n));
             samplers.push_back(owned.back().get());
         }
-        std::vector<double> one, two;
-        for (int i = 0; i < rounds * 12; ++i) {
-            one.push_back(micros([&] { sink = lfmfast::sample_batch(batch.data(), n, samplers, 1)[0].token; }));
-            two.push_back(micros([&] { sink = lfmfast::sample_batch(batch.data(), n, samplers, 2)[0].token; }));
-        }
-        const double best_one = *std::min_element(one.begin(), one.end()), best_two = *std::min_element(two.begin(), two.end());
-        std::printf("batch\t%d\t%d\t%.3f\t%.3f\t%.3f\t%.3f\n", n, n_rows, median(one), best_one, median(two), best_two);
+        const auto run = [&](int n_threads) { sink = lfmfast::sample_batch(batch.data(), n, samplers, n_threads)[0].token; };
+        compare("16 rows, two threads against one", n, rounds, [&](int) { run(2); }, [&](int) { run(1); });
     }
     return 0;
 }

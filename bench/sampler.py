@@ -63,7 +63,7 @@ def show(lines: list[list[str]], every_variant: bool) -> None:
         print(f"\n{int(n):,} logits, {variant}: reading a row takes {read[n, variant]:.1f} us")
         print(f"  {'us per token, median (best)':28} {'lfmfast':>16} {'llama.cpp':>18} {'ratio':>7} {'/ read':>7}")
         for line in lines:
-            if line[0] == "pair" and (line[1], line[3]) == (n, variant):
+            if line[0] == "pair" and (line[1], line[3]) == (n, variant) and not line[2].startswith("16 rows"):
                 ours, ours_best, theirs, theirs_best = map(float, line[4:])
                 print(
                     f"  {line[2]:28} {ours:7.1f} ({ours_best:6.1f}) {theirs:9.1f} ({theirs_best:6.1f}) {theirs / ours:6.1f}x"
@@ -71,10 +71,10 @@ def show(lines: list[list[str]], every_variant: bool) -> None:
                 )
     print()
     for line in lines:
-        if line[0] == "batch":
-            one, one_best, two, two_best = map(float, line[3:])
+        if line[0] == "pair" and line[2].startswith("16 rows"):
+            two, two_best, one, one_best = map(float, line[4:])
             print(
-                f"sample_batch, {line[2]} rows of {int(line[1]):,}, LFM2.5 defaults: 1 thread {one:.0f} ({one_best:.0f}) us, "
+                f"sample_batch, 16 rows of {int(line[1]):,}, LFM2.5 defaults: 1 thread {one:.0f} ({one_best:.0f}) us, "
                 f"2 threads {two:.0f} ({two_best:.0f}) us, {one / two:.2f}x ({one_best / two_best:.2f}x)"
             )
 
