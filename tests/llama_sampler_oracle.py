@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes as ct
 import functools
 import math
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 
 from lfmfast.params import SamplingParams
 
@@ -37,13 +35,7 @@ class _Vector(ct.Structure):
 
 @functools.cache
 def library() -> Any:
-    path = os.environ.get("LFMFAST_TEST_LIBLLAMA")
-    if not path:
-        import lfmfast
-
-        suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
-        path = str(next(Path(lfmfast.__file__).parent.glob(f"*lfmfast-llama.{suffix}")))
-    lib = ct.CDLL(path)
+    lib = ct.CDLL(str(oracle.library_path()))
     f, i, u, size, pointer = ct.c_float, ct.c_int32, ct.c_uint32, ct.c_size_t, ct.c_void_p
     for name, arguments in {
         "chain_init": [_ChainParams],

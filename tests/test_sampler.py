@@ -211,6 +211,22 @@ def test_parity_dry() -> None:
             theirs.accept(int(token))
 
 
+def test_dry_in_a_model(lfm2_tiny: Any) -> None:
+    """The engine finds the tokens of the sequence breakers in the model's vocabulary."""
+    prompt = "repeat: the cat sat on the mat. the cat sat on the mat. the cat sat on the"
+
+    def answer(**sampling: Any) -> str:
+        text: str = lfm2_tiny.generate(prompt, temperature=0.0, repeat_penalty=1.0, max_tokens=16, **sampling).text
+        return text
+
+    dry = {"dry_multiplier": 5.0, "dry_base": 3.0, "dry_penalty_last_n": -1}
+    plain, penalised = answer(), answer(**dry)
+    assert penalised != plain
+    assert answer(**dry, dry_sequence_breakers=["cat sat", " and"]) not in (plain, penalised)
+    every_token = [chr(c) for c in range(32, 127)]
+    assert answer(**dry, dry_sequence_breakers=every_token) == plain
+
+
 def test_window_counts_the_prompt_and_forgets() -> None:
     row = np.array([0.0, 1.0, 0.9], dtype=np.float32)
     chain = SamplerChain(3, temperature=0, presence_penalty=0.5, repeat_last_n=2)
