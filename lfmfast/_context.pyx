@@ -169,9 +169,9 @@ cdef class Context:
         return context
 
     def __dealloc__(self):
-        cdef shared_ptr[cpp.context] * leaked
+        cdef shared_ptr[cpp.context] * _leaked
         if self._pid != cpp.current_pid():
-            leaked = new shared_ptr[cpp.context](self._context)
+            _leaked = new shared_ptr[cpp.context](self._context)
             return
         with nogil:
             self._context.reset()

@@ -2,7 +2,7 @@
 """The engine: submit a request, wait for its pieces, cancel."""
 
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
 from libcpp.utility cimport move
@@ -180,9 +180,9 @@ cdef class Engine:
             forward_logs()
 
     def __dealloc__(self):
-        cdef shared_ptr[cpp.engine] * leaked
+        cdef shared_ptr[cpp.engine] * _leaked
         if self._pid != cpp.current_pid():
-            leaked = new shared_ptr[cpp.engine](self._engine)
+            _leaked = new shared_ptr[cpp.engine](self._engine)
             return
         with nogil:
             self._engine.reset()

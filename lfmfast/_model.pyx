@@ -4,7 +4,7 @@
 import logging
 import os
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.pair cimport pair
@@ -104,9 +104,9 @@ cdef class Model:
         return self._model
 
     def __dealloc__(self):
-        cdef shared_ptr[cpp.model] * leaked
+        cdef shared_ptr[cpp.model] * _leaked
         if self._pid != cpp.current_pid():  # the parent's; its threads do not exist here
-            leaked = new shared_ptr[cpp.model](self._model)
+            _leaked = new shared_ptr[cpp.model](self._model)
             return
         with nogil:  # another thread may need the GIL to finish with the model
             self._model.reset()

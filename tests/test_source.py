@@ -182,7 +182,8 @@ def test_ruff():
 
 
 def test_cython_lint():
-    run("-c", "from cython_lint.cython_lint import main; main()", *(str(p) for p in files(".pyx", ".pxd")))
+    lint = "import sys; from cython_lint.cython_lint import main; sys.exit(main())"
+    run("-c", lint, *(str(p) for p in files(".pyx", ".pxd")))
 
 
 @pytest.mark.slow
