@@ -245,8 +245,7 @@ class Chat:
         extension = template.extend(messages, n_known, tools=self.tools, continue_final_message=continue_final_message,
                                     add_generation_prompt=add_generation_prompt and not continue_final_message,
                                     **self._options)  # fmt: skip
-        has_head = 1 if messages and messages[0].get("role") == "system" else 0
-        keep = 0 if extension.n_kept == 0 else 1 + extension.n_kept - has_head
+        keep = extension.n_blocks_kept
         old = [chunk for block in self._blocks[keep:] for chunk in block]
         fresh: list[list[_Chunk]] = []
         position, same = 0, True

@@ -245,7 +245,7 @@ class Model:
             return "" if token is None else self.native.detokenize([token], special=True)
 
         return templates.chat_template_for(source, bos_token=text(self.native.bos_id), eos_token=text(self.native.eos_id),
-                                           special_tokens=self.native.control_tokens)  # fmt: skip
+                                           special_tokens=self.native.control_tokens, add_bos=self.native.add_bos)  # fmt: skip
 
     # --- text and tokens ---
 
