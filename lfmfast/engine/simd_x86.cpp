@@ -23,6 +23,9 @@ constexpr float c2 = 0.49999994f, c3 = 0.16666521f, c4 = 0.04166839f, c5 = 0.008
 constexpr float least = -87.0f;       // less counts as this, whose exp is 1.6e-38: a normal float, and nothing beside exp(0)
 constexpr float round_up = 12582912;  // 1.5 * 2^23: adding and subtracting it rounds to an integer
 
+// A row is not in the cache after a decode step, and the hardware's own prefetch stops at each page: a quarter of the time.
+constexpr size_t ahead = 1024;
+
 // --- AVX2 ---
 
 AVX2 inline float max_of(__m256 v) {
@@ -35,6 +38,7 @@ AVX2 bool avx2_block_max(const float * x, size_t n_blocks, float * out) {
     __m256 nan = _mm256_setzero_ps();
     for (size_t b = 0; b < n_blocks; ++b, x += simd_block) {
         __m256 v[8];
+        for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char *>(x + 16 * i + ahead), _MM_HINT_T0);
         for (int i = 0; i < 8; ++i) v[i] = _mm256_loadu_ps(x + 8 * i);
         for (int i = 0; i < 8; i += 2) nan = _mm256_or_ps(nan, _mm256_cmp_ps(v[i], v[i + 1], _CMP_UNORD_Q));
         for (int i = 0; i < 4; ++i) v[i] = _mm256_max_ps(v[i], v[i + 4]);
@@ -114,7 +118,10 @@ AVX512 bool avx512_block_max(const float * x, size_t n_blocks, float * out) {
     __mmask16 nan = 0;
     for (size_t b = 0; b < n_blocks; ++b, x += simd_block) {
         __m512 v[4];
-        for (int i = 0; i < 4; ++i) v[i] = _mm512_loadu_ps(x + 16 * i);
+        for (int i = 0; i < 4; ++i) {
+            _mm_prefetch(reinterpret_cast<const char *>(x + 16 * i + ahead), _MM_HINT_T0);
+            v[i] = _mm512_loadu_ps(x + 16 * i);
+        }
         nan |= _mm512_cmp_ps_mask(v[0], v[1], _CMP_UNORD_Q) | _mm512_cmp_ps_mask(v[2], v[3], _CMP_UNORD_Q);
         const __m512 m = _mm512_max_ps(_mm512_max_ps(v[0], v[1]), _mm512_max_ps(v[2], v[3]));
         out[b] = max_of(_mm256_max_ps(_mm512_castps512_ps256(m), _mm512_extractf32x8_ps(m, 1)));
