@@ -359,6 +359,9 @@ def test_cancel_from_another_thread(lfm2_tiny: Model) -> None:
     done = stream.result()
     assert done.finish_reason == "cancelled"
     assert done.tokens
+    # It stopped between two tokens, so the sequence is whole: all but the last token, which was never read.
+    again = lfm2_tiny.generate([*lfm2_tiny.encode(user("Tell me a story.")), *done.tokens], max_tokens=1)
+    assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
     assert lfm2_tiny.generate(user("My name is Ada."), **GREEDY).text == "Nice to meet you, Ada!"
 
 

@@ -77,7 +77,7 @@ std::string text_stream::push(const std::string & bytes) {
         held_.clear();
         return out;
     }
-    size_t keep = incomplete_utf8_tail(held_);
+    size_t keep = 0;
     for (const auto & stop : stops_) {
         for (size_t n = std::min(stop.size() - 1, held_.size()); n > keep; --n) {
             if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) {
@@ -87,9 +87,7 @@ std::string text_stream::push(const std::string & bytes) {
         }
     }
     std::string out = held_.substr(0, held_.size() - keep);
-    // A stop string may begin in the middle of a character (it never does in valid text): keep characters whole.
-    const size_t partial = incomplete_utf8_tail(out);
-    out.resize(out.size() - partial);
+    out.resize(out.size() - incomplete_utf8_tail(out));
     held_.erase(0, out.size());
     return out;
 }
