@@ -126,20 +126,31 @@ int32_t sampler::sample_fused(const float * logits) {
     return c.data[stage_dist(c, rng_)].id;
 }
 
-// top_p over the whole vocabulary; false: it needs more tokens than are worth sorting, or equal ones decide.
+// top_p over the whole vocabulary; false: it needs more tokens than are worth sorting here, or equal ones decide.
 bool sampler::nucleus(const sampler_row & row, std::vector<candidate> & out) const {
-    const size_t k = std::min<size_t>(256, row.n_blocks() / 4);
-    if (row.highest(k, out)) return false;
     const float total = row.softmax_sum();
-    float       sum   = 0.0f;
-    for (size_t i = 0; i < k; ++i) {
-        sum += expf(out[i].logit - row.max()) / total;
-        if (sum >= params_.top_p && i + 1 >= static_cast<size_t>(params_.min_keep)) {
-            out.resize(i + 1);
-            return true;
+    // Cuts `out`, sorted, after the token at which the sum reaches top_p.
+    const auto cut = [&] {
+        float sum = 0.0f;
+        for (size_t i = 0; i < out.size(); ++i) {
+            sum += expf(out[i].logit - row.max()) / total;
+            if (sum >= params_.top_p && i + 1 >= static_cast<size_t>(params_.min_keep)) {
+                const bool decided = i + 1 == out.size() || out[i].logit != out[i + 1].logit;
+                out.resize(i + 1);
+                return decided;
+            }
         }
-    }
-    return false;
+        return false;
+    };
+    if (row.highest(std::min<size_t>(256, row.n_blocks() / 4), out)) return false;
+    if (cut()) return true;
+    row.collect(row.max() - 10.0f, out);
+    if (out.size() > 8192) return false;
+    std::sort(out.begin(), out.end(), [](const candidate & x, const candidate & y) { return x.logit > y.logit; });
+    if (!cut()) return false;
+    return std::adjacent_find(out.begin(), out.end(), [](const candidate & x, const candidate & y) {
+               return x.logit == y.logit;
+           }) == out.end();
 }
 
 // llama.cpp adds expf(logit / temp - max) over the vocabulary in double and takes the first token at which the running sum
