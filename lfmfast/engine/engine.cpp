@@ -1,10 +1,7 @@
 #include "engine/engine.h"
 
-
 #include <algorithm>
 #include <limits>
-
-#include "llama.h"
 
 namespace lfmfast {
 
@@ -111,10 +108,8 @@ std::shared_ptr<stream> engine::submit(request r) {
 }
 
 void engine::fit_to_vocabulary(sampler_params & params) {
-    int32_t               n      = 0;
-    const int32_t * const tokens = llama_vocab_get_suppress_tokens(llama_model_get_vocab(model_->get()), &n);
-    for (int32_t i = 0; i < n; ++i) {
-        params.logit_bias.emplace_back(tokens[i], -std::numeric_limits<float>::infinity());
+    for (const int32_t token : model_->suppressed_tokens()) {
+        params.logit_bias.emplace_back(token, -std::numeric_limits<float>::infinity());
     }
     if (params.dry_multiplier > 0.0f && !params.dry_sequence_breakers) {
         params.dry_sequence_breakers = breakers_.find(

@@ -211,6 +211,12 @@ std::vector<std::pair<int32_t, std::string>> model::control_tokens() const {
     return out;
 }
 
+std::vector<int32_t> model::suppressed_tokens() const {
+    int32_t               n      = 0;
+    const int32_t * const tokens = llama_vocab_get_suppress_tokens(vocab_, &n);
+    return std::vector<int32_t>(tokens, tokens + n);
+}
+
 int32_t model::token_id(const std::string & text) const {
     const auto it = ids_.find(text);
     return it == ids_.end() ? -1 : it->second;

@@ -60,6 +60,7 @@ class model {
     bool    is_eog(int32_t token) const;      // ends a generation; throws invalid_argument when out of range
     bool    is_control(int32_t token) const;
     std::vector<std::pair<int32_t, std::string>> control_tokens() const;
+    std::vector<int32_t> suppressed_tokens() const;  // that the file says must never be generated
     int32_t token_id(const std::string & text) const;  // of a token with exactly this text, also a control token; -1: none
 
     // Bytes may hold NUL. `add_special`: put BOS (and EOS) where the vocabulary says so. `parse_special`: the text of a
