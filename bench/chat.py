@@ -24,6 +24,23 @@ from bench import peers, report
 QUESTION = "Write a long story about a small boat that watches the big ships sail away, and then leaves the harbor itself."
 
 
+class Recorder:
+    """A stream's native side, with the time from the engine's hand-over of a piece to Python having it."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self.hand_over_us: list[float] = []
+
+    def wait(self) -> Any:
+        items = self._native.wait()
+        if items:  # of several, the last one: the others waited for Python to ask
+            self.hand_over_us.append(time.monotonic_ns() / 1e3 - items[-1][-1])
+        return items
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+
 def worker(model_file: str, n_threads: int, n_tokens: int, greedy: bool) -> dict[str, Any]:
     """One measurement of ours: tokens per second as a user of the Python API sees them, and the engine's split."""
     from lfmfast import Model
@@ -34,17 +51,20 @@ def worker(model_file: str, n_threads: int, n_tokens: int, greedy: bool) -> dict
         chat.send("Hello", max_tokens=8, **sampling)  # llama-bench warms up too: weights and buffers are touched
         chat.reset()
         last, begin, n_seen = None, 0.0, 0
-        for piece in chat.stream(QUESTION, max_tokens=n_tokens, **sampling):
+        stream = chat.stream(QUESTION, max_tokens=n_tokens, **sampling)
+        stream._native = recorder = Recorder(stream._native)
+        for piece in stream:
             if not begin and piece.tokens:
                 begin, n_seen = time.perf_counter(), -len(piece.tokens)
             n_seen += len(piece.tokens)
             last = piece
         seconds = time.perf_counter() - begin
     t = last.timings
-    parts = ("predicted", "decode", "sample", "text")
-    per_token = {name: getattr(t, f"{name}_ms") / (t.predicted_tokens - 1) for name in parts}
+    parts = ("predicted", "decode", "sample", "text", "emit")
+    per_token = {name: 1e3 * getattr(t, f"{name}_ms") / (t.predicted_tokens - 1) for name in parts}
+    per_token["hand-over"] = statistics.median(recorder.hand_over_us)
     return {"rate": n_seen / seconds, "engine_rate": t.predicted_per_second, "tokens": t.predicted_tokens,
-            "finish_reason": last.finish_reason, "ms_per_token": per_token}
+            "finish_reason": last.finish_reason, "us_per_token": per_token}
 
 
 def ours(model_file: Path, n_threads: int, n_tokens: int, greedy: bool) -> dict[str, Any]:
@@ -110,10 +130,12 @@ def main(argv: list[str] | None = None) -> int:
     print(f"chat.stream         {report.spread(rates)} tok/s, {'greedy' if args.greedy else 'default sampling'}")
     turns = [a / b for a, b in zip(rates, their_rates, strict=True)]
     print(f"ratio of medians    {ratio:.3f}; per turn {report.spread(turns, 3)}")
-    parts = {name: statistics.median([run["ms_per_token"][name] for run in our_runs]) for name in our_runs[0]["ms_per_token"]}
-    other = parts["predicted"] - parts["decode"] - parts["sample"] - parts["text"]
-    print(f"per token           {parts['predicted']:.3f} ms: llama_decode {parts['decode']:.3f}, "
-          f"sampling {parts['sample']:.3f}, text {parts['text']:.3f}, other {other:.3f}")
+    us = {name: statistics.median([run["us_per_token"][name] for run in our_runs]) for name in our_runs[0]["us_per_token"]}
+    engine = us["predicted"] - us["decode"]
+    print(f"per token           {us['predicted']:.0f} us: llama_decode {us['decode']:.0f}, the engine besides {engine:.0f} "
+          f"(sampling {us['sample']:.1f}, detokenising and stop strings {us['text']:.1f}, hand-over {us['emit']:.1f})")
+    print(f"                    {us['hand-over']:.0f} us from the engine's hand-over to Python having the piece; all outside "
+          f"llama_decode {engine + us['hand-over']:.0f} us")
     return 0 if args.check is None or ratio >= args.check else 1
 
 

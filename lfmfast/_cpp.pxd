@@ -155,6 +155,7 @@ cdef extern from "engine/engine.h" namespace "lfmfast" nogil:
     cdef cppclass piece:
         string text
         vector[token_info] tokens
+        int64_t ready_us
 
     cdef enum class finish_reason(int):
         none
@@ -173,6 +174,7 @@ cdef extern from "engine/engine.h" namespace "lfmfast" nogil:
         int64_t decode_us
         int64_t sample_us
         int64_t text_us
+        int64_t emit_us
 
     cdef cppclass stream:
         bool wait(int timeout_ms, vector[piece] & out) except +raise_error

@@ -30,8 +30,9 @@ cdef class Stream:
 
         Returns
         -------
-        list of (bytes, tuple of int, tuple or None)
-            Text, its tokens, and per token (logprob, ((token, logprob), ...)) if that was asked for.
+        list of (bytes, tuple of int, tuple or None, int)
+            Text, its tokens, per token (logprob, ((token, logprob), ...)) if that was asked for, and when the engine handed
+            it over (microseconds of the monotonic clock).
         """
         check_pid(self._pid, "stream")
         cdef vector[cpp.piece] pieces
@@ -50,7 +51,7 @@ cdef class Stream:
             if self._logprobs:
                 logprobs = tuple([(p.tokens[j].logprob, tuple([(t.token, t.logprob) for t in p.tokens[j].top]))
                                   for j in range(p.tokens.size())])
-            out.append((<bytes>p.text, tokens, logprobs))
+            out.append((<bytes>p.text, tokens, logprobs, p.ready_us))
         return out
 
     cdef cpp.stream * made(self) except NULL:
@@ -76,7 +77,7 @@ cdef class Stream:
         cdef const cpp.timings * t = &self.made().times()
         return {"n_prompt": t.n_prompt, "n_cached": t.n_cached, "n_predicted": t.n_predicted, "wait_us": t.wait_us,
                 "prompt_us": t.prompt_us, "predict_us": t.predict_us, "decode_us": t.decode_us, "sample_us": t.sample_us,
-                "text_us": t.text_us}
+                "text_us": t.text_us, "emit_us": t.emit_us}
 
     def __dealloc__(self):
         if self._stream and not self.done:

@@ -55,7 +55,7 @@ class Stream(Iterator[Piece]):
             raise
         done = self._native.done
         pieces = []
-        for data, tokens, logprobs in items:
+        for data, tokens, logprobs, _ in items:
             values = None
             if logprobs is not None:
                 values = tuple(TokenLogprob(t, lp, top) for t, (lp, top) in zip(tokens, logprobs, strict=True))
@@ -78,7 +78,8 @@ class Stream(Iterator[Piece]):
             self._texts.append(tail)
         usage = Usage(t["n_prompt"], t["n_predicted"], t["n_cached"])
         timings = Timings(t["n_prompt"], t["n_cached"], t["prompt_us"] / 1e3, t["n_predicted"], t["predict_us"] / 1e3,
-                          t["wait_us"] / 1e3, t["decode_us"] / 1e3, t["sample_us"] / 1e3, t["text_us"] / 1e3)
+                          t["wait_us"] / 1e3, t["decode_us"] / 1e3, t["sample_us"] / 1e3, t["text_us"] / 1e3,
+                          t["emit_us"] / 1e3)
         reason: FinishReason = self._native.finish_reason  # type: ignore[assignment]
         return Piece(piece.text + tail, piece.tokens, piece.logprobs, reason, usage, timings)
 
@@ -139,7 +140,7 @@ class Stream(Iterator[Piece]):
             if not self._native.done:
                 self._native.cancel()
                 while not self._native.done:
-                    for data, tokens, _ in self._native.wait():
+                    for data, tokens, _, _ in self._native.wait():
                         self._texts.append(self._decoder.decode(data))
                         self._tokens.extend(tokens)
                 self._end = self._last_piece(Piece(""))

@@ -42,8 +42,8 @@ class Timings:
     """Times in milliseconds, as the engine measured them.
 
     `prompt_ms` goes from the start of the work to the logits of the prompt's last token; `predicted_ms` from there to
-    the end. `decode_ms`, `sample_ms` and `text_ms` are parts of `predicted_ms`: the model's passes, sampling, and
-    detokenising with stop strings.
+    the end. `decode_ms`, `sample_ms`, `text_ms` and `emit_ms` are parts of `predicted_ms`: the model's passes, sampling,
+    detokenising with stop strings, and handing the pieces over.
     """
 
     prompt_tokens: int
@@ -55,6 +55,7 @@ class Timings:
     decode_ms: float
     sample_ms: float
     text_ms: float
+    emit_ms: float
 
     @property
     def prompt_per_second(self) -> float:

@@ -44,6 +44,7 @@ void stream::cancel() {
 }
 
 void stream::emit(piece p) {
+    p.ready_us = now_us();
     {
         std::lock_guard<std::mutex> lock(mutex_);
         ready_.push_back(std::move(p));
@@ -245,6 +246,8 @@ finish_reason engine::predict(stream & s, const float * logits) {
             reason = finish_reason::length;
             break;
         }
+        const int64_t t2 = now_us();
+        s.times_.text_us += t2 - t1;
         if (!next.text.empty()) {
             s.emit(std::move(next));
             next = {};
@@ -253,12 +256,12 @@ finish_reason engine::predict(stream & s, const float * logits) {
             reason = finish_reason::cancelled;
             break;
         }
-        const int64_t t2 = now_us();
-        s.times_.text_us += t2 - t1;
+        const int64_t t3 = now_us();
+        s.times_.emit_us += t3 - t2;
         read(&token, 1, s, token_grace_us);
         logits = context_->logits();
         t0 = now_us();
-        s.times_.decode_us += t0 - t2;
+        s.times_.decode_us += t0 - t3;
     }
     next.text += s.text_.flush();
     if (!next.text.empty() || !next.tokens.empty()) {

@@ -36,6 +36,7 @@ struct token_info {
 struct piece {
     std::string             text;
     std::vector<token_info> tokens;
+    int64_t                 ready_us = 0;  // now_us() when it was handed over
 };
 
 enum class finish_reason : int { none = 0, stop, length, cancelled, failed };
@@ -50,7 +51,8 @@ struct timings {
     int64_t predict_us  = 0;  // from there to the end
     int64_t decode_us   = 0;  // of predict_us: in llama_decode
     int64_t sample_us   = 0;  // of predict_us: sampling and log probabilities
-    int64_t text_us     = 0;  // of predict_us: detokenising, stop strings, hand-over
+    int64_t text_us     = 0;  // of predict_us: detokenising, stop strings
+    int64_t emit_us     = 0;  // of predict_us: handing pieces over to the consumer's thread
 };
 
 // What a request gives: pieces, then one end. One consumer.
