@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,12 @@ import oracle
 import pytest
 
 oracle.use_installed_package()
+
+# A shell lets its background jobs ignore Ctrl-C, and so would every process that a test starts.
+for name in ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM"):
+    number = getattr(signal, name, None)
+    if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 if TYPE_CHECKING:
     from lfmfast import Model
