@@ -168,17 +168,34 @@ class Repl:
         print(opt.style(text, "dim", sys.stderr), file=sys.stderr, flush=True)
 
 
+class _Terminated(Exception):
+    """A signal asked to end; its argument is the signal's number."""
+
+
 @contextmanager
 def _terminate_cleanly() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit, so that the terminal's modes are restored."""
 
+    from prompt_toolkit.application import get_app_or_none
+
     def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+        app = get_app_or_none()
+        if app is None or app.loop is None or not app.is_running:
+            raise SystemExit(128 + number)
+
+        # In the middle of prompt_toolkit's own work an exception would be reported as a fault of it: let it end by itself.
+        def leave() -> None:
+            if app.is_running and not app.is_done:
+                app.exit(exception=_Terminated(number))
+
+        app.loop.call_soon_threadsafe(leave)
 
     names = [s for s in ("SIGTERM", "SIGHUP") if hasattr(signal, s)]
     before = {name: signal.signal(getattr(signal, name), stop) for name in names}
     try:
         yield
+    except _Terminated as terminated:
+        raise SystemExit(128 + terminated.args[0]) from None
     finally:
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
