@@ -175,6 +175,7 @@ cdef extern from "engine/engine.h" namespace "lfmfast" nogil:
         int64_t sample_us
         int64_t text_us
         int64_t emit_us
+        vector[int32_t] outside_us
 
     cdef cppclass stream:
         bool wait(int timeout_ms, vector[piece] & out) except +raise_error

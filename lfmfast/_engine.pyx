@@ -79,6 +79,11 @@ cdef class Stream:
                 "prompt_us": t.prompt_us, "predict_us": t.predict_us, "decode_us": t.decode_us, "sample_us": t.sample_us,
                 "text_us": t.text_us, "emit_us": t.emit_us}
 
+    @property
+    def outside_us(self):
+        """Of each token but the last, the microseconds that were not llama_decode; valid when `done`."""
+        return list(self._stream.get().times().outside_us)
+
     def __dealloc__(self):
         if self._stream and not self.done:
             self._stream.get().cancel()

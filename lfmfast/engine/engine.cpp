@@ -258,6 +258,7 @@ finish_reason engine::predict(stream & s, const float * logits) {
         }
         const int64_t t3 = now_us();
         s.times_.emit_us += t3 - t2;
+        s.times_.outside_us.push_back(static_cast<int32_t>(t3 - t0));
         read(&token, 1, s, token_grace_us);
         logits = context_->logits();
         t0 = now_us();

@@ -53,6 +53,7 @@ struct timings {
     int64_t sample_us   = 0;  // of predict_us: sampling and log probabilities
     int64_t text_us     = 0;  // of predict_us: detokenising, stop strings
     int64_t emit_us     = 0;  // of predict_us: handing pieces over to the consumer's thread
+    std::vector<int32_t> outside_us;  // of each token but the last: all of it that was not llama_decode
 };
 
 // What a request gives: pieces, then one end. One consumer.
