@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from lfmfast import templates
@@ -305,19 +306,13 @@ class Chat:
             self._owner = None
             self._lock.release()
 
-    def _exclusive(self) -> _Exclusive:
-        return _Exclusive(self)
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._acquire()
+        try:
+            yield
+        finally:
+            self._release()
 
     def __repr__(self) -> str:
         return f"<lfmfast.Chat of {len(self._messages)} messages on {self.model!r}>"
-
-
-class _Exclusive:
-    def __init__(self, chat: Chat) -> None:
-        self._chat = chat
-
-    def __enter__(self) -> None:
-        self._chat._acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._chat._release()
