@@ -81,8 +81,9 @@ cdef class Stream:
 
     @property
     def outside_us(self):
-        """Of each token but the last, the microseconds that were not llama_decode; valid when `done`."""
-        return list(self._stream.get().times().outside_us)
+        """Of each token but the last, the microseconds that were not llama_decode; empty until `done`."""
+        cdef cpp.stream * stream = self.made()
+        return list(stream.times().outside_us) if self.done else []  # before, the engine's thread appends to it
 
     def __dealloc__(self):
         if self._stream and not self.done:
