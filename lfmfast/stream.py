@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from lfmfast.errors import ForkError
 from lfmfast.types import Completion, FinishReason, Piece, Timings, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class Stream(Iterator[Piece]):
 
     def __init__(self, native: NativeStream, on_end: Callable[[Stream], None] | None = None) -> None:
         self._native = native
+        self._pid = os.getpid()
         self._on_end = on_end
         self._pieces: list[Piece] = []  # ready, in reverse order
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -37,6 +40,8 @@ class Stream(Iterator[Piece]):
         return self
 
     def __next__(self) -> Piece:
+        if os.getpid() != self._pid:  # also while pieces are left that came before the fork
+            raise ForkError(f"this stream belongs to process {self._pid} and can't be read in process {os.getpid()}")
         while not self._pieces:
             if self._closed or self._end is not None:
                 raise StopIteration

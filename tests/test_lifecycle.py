@@ -316,12 +316,13 @@ def test_quiet_exit_in_development_mode(lfm2_tiny_path):
 # --- fork ---
 
 FORK = """
-    import os, sys, threading
+    import os, sys, threading, time
     from lfmfast import ForkError, Model
     model, closed, dropped = (Model(sys.argv[1], n_ctx=512, n_threads=2) for _ in range(3))
     chat = model.chat()
     chat.send("My name is Ada.", temperature=0)
     stream = model.stream("Once", ignore_eos=True, temperature=0)
+    time.sleep(0.1)  # some pieces are ready: they are not the child's either
     next(stream)
     uses = {
         "generate": lambda: model.generate([1, 2]), "next": lambda: next(stream), "chat": lambda: chat.send("Hello!"),
