@@ -137,7 +137,14 @@ cdef extern from "engine/context.h" namespace "lfmfast" nogil:
     shared_ptr[context] make_context(shared_ptr[model] model, const context_params & params) except +raise_error
 
 
-cdef extern from "engine/engine.h" namespace "lfmfast" nogil:
+cdef extern from "engine/mailbox.h" namespace "lfmfast" nogil:
+    cdef cppclass mailbox:
+        mailbox(int fd)
+        bool wait(int timeout_ms, vector[uint64_t] & ids) except +raise_error
+        void close() except +raise_error
+
+
+cdef extern from "engine/stream.h" namespace "lfmfast" nogil:
     cdef cppclass request:
         request()
         vector[int32_t] prompt
@@ -146,6 +153,13 @@ cdef extern from "engine/engine.h" namespace "lfmfast" nogil:
         vector[string] stops
         int64_t n_logprobs
         bool cache_prompt
+        bool pin
+        int64_t n_cache_reuse
+        int32_t priority
+        int64_t max_prompt_ms
+        int64_t max_predict_ms
+        shared_ptr[mailbox] inbox
+        uint64_t inbox_id
 
     cdef cppclass token_info:
         int32_t token
@@ -183,12 +197,66 @@ cdef extern from "engine/engine.h" namespace "lfmfast" nogil:
         finish_reason reason()
         const string & stop_string()
         const timings & times()
+        int64_t n_read()
+
+
+cdef extern from "engine/make_engine.h" namespace "lfmfast" nogil:
+    cdef cppclass engine_params:
+        engine_params()
+        int64_t n_parallel
+        int64_t n_parallel_max
+        int64_t n_queue_max
+        int64_t cache_bytes
+        int64_t max_stall_ms
+        int64_t checkpoint_tokens
+        int64_t n_threads
+
+    cdef struct engine_stats:
+        int64_t n_slots
+        int64_t n_running
+        int64_t n_queued
+        int64_t n_requests
+        int64_t n_prompt
+        int64_t n_cached
+        int64_t n_predicted
+        int64_t n_prompt_passes
+        int64_t n_steps
+        int64_t n_failed_passes
+        int64_t prompt_us
+        int64_t step_us
+        int64_t sample_us
+        int64_t n_saved
+        int64_t n_loaded
+        int64_t n_moved
+        int64_t n_unsaved
+        int64_t copy_us
+        int64_t cache_bytes
+        int64_t cache_nodes
+        int64_t n_evicted
+        int64_t n_ubatch
+
+    cdef cppclass saved_point "lfmfast::saved_prefix::point":
+        saved_point()
+        size_t n_tokens
+        vector[uint8_t] checkpoint
+
+    cdef cppclass saved_prefix:
+        saved_prefix()
+        vector[int32_t] tokens
+        vector[uint8_t] layout
+        vector[uint8_t] rows
+        vector[saved_point] points
+        vector[float] logits
 
     cdef cppclass engine:
-        engine(shared_ptr[model] model, const context_params & params) except +raise_error
         shared_ptr[stream] submit(request r) except +raise_error
         void close()
-        void forget()
+        void forget() except +raise_error
+        bool unpin(const vector[int32_t] & prompt) except +raise_error
+        saved_prefix save(const vector[int32_t] & tokens) except +raise_error
+        void load(const saved_prefix & saved, bool pin) except +raise_error
+        engine_stats stats() except +raise_error
         int64_t n_ctx()
 
-    shared_ptr[engine] make_engine(shared_ptr[model] model, const context_params & params) except +raise_error
+    shared_ptr[engine] make_engine(shared_ptr[model] model, const context_params & context,
+                                   engine_params params) except +raise_error

@@ -1,4 +1,4 @@
-"""How many threads to use when nobody says."""
+"""How many threads and how much memory to use when nobody says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 
-__all__ = ["default_threads"]
+__all__ = ["default_cache_bytes", "default_threads"]
 
 
 def default_threads() -> int:
@@ -37,3 +37,22 @@ def _quota() -> int:
         except (OSError, ValueError):
             return 1 << 16
     return max(1, math.ceil(int(limit) / int(period))) if limit.isdigit() and int(period) > 0 else 1 << 16
+
+
+def default_cache_bytes() -> int:
+    """An eighth of the memory that this process may use, at most 8 GiB; 1 GiB where that can't be told."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 30
+    return min(min(total, _memory_limit()) // 8, 8 << 30)
+
+
+def _memory_limit() -> int:
+    """Bytes that the cgroup grants."""
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return int(pathlib.Path(name).read_bytes())
+        except (OSError, ValueError):  # "max": none
+            continue
+    return 1 << 62

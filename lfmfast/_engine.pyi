@@ -1,14 +1,18 @@
 from collections.abc import Sequence
+from typing import Any
 
 from lfmfast._model import Model
 from lfmfast.params import SamplingParams
 
+_Item = tuple[bytes, tuple[int, ...], tuple[tuple[float, tuple[tuple[int, float], ...]], ...] | None, int]
+
 class Stream:
     done: bool
-    def wait(
-        self,
-    ) -> list[tuple[bytes, tuple[int, ...], tuple[tuple[float, tuple[tuple[int, float], ...]], ...] | None, int]]: ...
+    def wait(self) -> list[_Item]: ...
+    def poll(self) -> list[_Item]: ...
     def cancel(self) -> None: ...
+    @property
+    def n_read(self) -> int: ...
     @property
     def finish_reason(self) -> str: ...
     @property
@@ -17,6 +21,11 @@ class Stream:
     def timings(self) -> dict[str, int]: ...
     @property
     def outside_us(self) -> list[int]: ...
+
+class Mailbox:
+    def __init__(self, fd: int = -1) -> None: ...
+    def wait(self, timeout_ms: int) -> list[int] | None: ...
+    def close(self) -> None: ...
 
 class Engine:
     def __init__(
@@ -32,6 +41,11 @@ class Engine:
         type_v: str,
         flash_attn: bool | None,
         offload_kqv: bool,
+        n_parallel: int,
+        n_parallel_max: int,
+        n_queue: int,
+        cache_bytes: int,
+        max_stall_ms: int,
     ) -> None: ...
     def submit(
         self,
@@ -43,8 +57,19 @@ class Engine:
         stop: Sequence[str] = (),
         n_logprobs: int = -1,
         cache_prompt: bool = True,
+        pin: bool = False,
+        cache_reuse: int = 0,
+        priority: int = 0,
+        max_prompt_ms: int = -1,
+        max_predict_ms: int = -1,
+        mailbox: Mailbox | None = None,
+        mailbox_id: int = 0,
     ) -> Stream: ...
     def forget(self) -> None: ...
+    def unpin(self, prompt: Sequence[int]) -> bool: ...
+    def save(self, tokens: Sequence[int]) -> dict[str, Any]: ...
+    def load(self, saved: dict[str, Any], pin: bool = False) -> None: ...
+    def stats(self) -> dict[str, int]: ...
     @property
     def n_ctx(self) -> int: ...
     @property

@@ -1,8 +1,9 @@
 # cython: language_level=3
-"""The engine: submit a request, wait for its pieces, cancel."""
+"""The engine: submit requests, wait for their pieces, cancel."""
 
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr
 from libcpp.utility cimport move
@@ -41,6 +42,16 @@ cdef class Stream:
             done = self._stream.get().wait(50, pieces)
         PyErr_CheckSignals()
         self.done = done
+        return self.listed(pieces)
+
+    def poll(self):
+        """What :meth:`wait` gives, without waiting: for a consumer that a :class:`Mailbox` tells of news."""
+        check_pid(self._pid, "stream")
+        cdef vector[cpp.piece] pieces
+        self.done = self._stream.get().wait(0, pieces)
+        return self.listed(pieces)
+
+    cdef list listed(self, vector[cpp.piece] & pieces):
         cdef size_t i, j
         cdef cpp.piece * p
         out = []
@@ -62,6 +73,11 @@ cdef class Stream:
     def cancel(self):
         """Ask the engine to stop; the end still comes through :meth:`wait`. From any thread."""
         self.made().cancel()
+
+    @property
+    def n_read(self):
+        """Tokens of the prompt that are read so far, the kept ones included."""
+        return self.made().n_read()
 
     @property
     def finish_reason(self):
@@ -90,30 +106,76 @@ cdef class Stream:
             self._stream.get().cancel()
 
 
+cdef bytes to_bytes(const vector[uint8_t] & data):
+    return (<const char *>data.data())[:data.size()]
+
+
+cdef void fill_bytes(vector[uint8_t] & out, bytes data) except *:
+    out.resize(len(data))
+    memcpy(out.data(), <const char *>data, len(data))
+
+
+cdef class Mailbox:
+    """Tells which of several streams have news, with one wake-up for all of them.
+
+    Parameters
+    ----------
+    fd : int
+        A descriptor that 8 bytes are written to when the first news come in, for an event loop to watch; -1: none. It must
+        stay open until :meth:`close`.
+    """
+    cdef shared_ptr[cpp.mailbox] _mailbox
+
+    def __cinit__(self, int fd=-1):
+        self._mailbox.reset(new cpp.mailbox(fd))
+
+    def wait(self, int timeout_ms):
+        """Ids (as given to :meth:`Engine.submit`) of streams with news, each once; None when it was closed."""
+        cdef vector[uint64_t] ids
+        cdef cbool open = True
+        with nogil:
+            open = self._mailbox.get().wait(timeout_ms, ids)
+        return list(ids) if open else None
+
+    def close(self):
+        """No news any more, and nothing is written to the descriptor."""
+        self._mailbox.get().close()
+
+
 cdef class Engine:
-    """Owns a context on a model, and the thread that answers requests with it. Safe to use from several threads."""
+    """Owns a context on a model, and the thread that answers requests with it, side by side. Safe to use from several threads.
+
+    :class:`lfmfast.Model` has one and is the comfortable way to it; here are token ids, bytes and counters.
+    """
     cdef shared_ptr[cpp.engine] _engine
     cdef int _pid
     cdef object __weakref__
 
     def __cinit__(self, Model model not None, *, int64_t n_ctx, int64_t n_batch, int64_t n_ubatch, int64_t n_threads,
-                  int64_t n_threads_batch, str type_k, str type_v, flash_attn, bint offload_kqv):
-        cdef cpp.context_params params
+                  int64_t n_threads_batch, str type_k, str type_v, flash_attn, bint offload_kqv, int64_t n_parallel,
+                  int64_t n_parallel_max, int64_t n_queue, int64_t cache_bytes, int64_t max_stall_ms):
+        cdef cpp.context_params context
+        cdef cpp.engine_params params
         self._pid = cpp.current_pid()
-        params.n_ctx = n_ctx
-        params.n_batch = n_batch
-        params.n_ubatch = n_ubatch
-        params.n_outputs_max = 1
+        context.n_ctx = n_ctx
+        context.n_batch = n_batch
+        context.n_ubatch = n_ubatch
+        context.n_threads = n_threads
+        context.n_threads_batch = n_threads_batch
+        context.type_k = type_k.encode()
+        context.type_v = type_v.encode()
+        context.flash_attn = -1 if flash_attn is None else int(bool(flash_attn))
+        context.offload_kqv = offload_kqv
+        params.n_parallel = n_parallel
+        params.n_parallel_max = n_parallel_max
+        params.n_queue_max = n_queue
+        params.cache_bytes = cache_bytes
+        params.max_stall_ms = max_stall_ms
         params.n_threads = n_threads
-        params.n_threads_batch = n_threads_batch
-        params.type_k = type_k.encode()
-        params.type_v = type_v.encode()
-        params.flash_attn = -1 if flash_attn is None else int(bool(flash_attn))
-        params.offload_kqv = offload_kqv
         cdef shared_ptr[cpp.model] shared = model.alive()
         try:
             with nogil:
-                self._engine = cpp.make_engine(shared, params)
+                self._engine = cpp.make_engine(shared, context, params)
         finally:
             forward_logs()
 
@@ -124,7 +186,8 @@ cdef class Engine:
         return self._engine
 
     def submit(self, prompt, sampling, *, suppress=(), int64_t max_tokens=-1, stop=(), int64_t n_logprobs=-1,
-               bint cache_prompt=True):
+               bint cache_prompt=True, bint pin=False, int64_t cache_reuse=0, int32_t priority=0, int64_t max_prompt_ms=-1,
+               int64_t max_predict_ms=-1, Mailbox mailbox=None, uint64_t mailbox_id=0):
         """Queue a request.
 
         Parameters
@@ -141,11 +204,25 @@ cdef class Engine:
             Strings that end the answer.
         n_logprobs : int
             -1: none; n: log probabilities of the token and of the n most likely ones.
+        cache_prompt : bool
+            Begin from what is kept of past prompts.
+        pin : bool
+            Keep the prompt until :meth:`unpin`.
+        cache_reuse : int
+            At least this many equal tokens in a row are moved into place after a changed part; 0: never. Inexact.
+        priority : int
+            Higher ones leave the queue first.
+        max_prompt_ms, max_predict_ms : int
+            Milliseconds from here to the first token (DeadlineError) and from there on (finish reason "length"); -1: no limit.
+        mailbox, mailbox_id
+            A mailbox to be told of news.
 
         Raises
         ------
         ContextFullError
             The prompt has more tokens than the context.
+        QueueFullError
+            Too many requests wait already.
         """
         cdef shared_ptr[cpp.engine] engine = self.alive()
         cdef cpp.request request
@@ -156,6 +233,14 @@ cdef class Engine:
             request.stops.push_back(to_utf8(text, "stop"))
         request.n_logprobs = n_logprobs
         request.cache_prompt = cache_prompt
+        request.pin = pin
+        request.n_cache_reuse = cache_reuse
+        request.priority = priority
+        request.max_prompt_ms = max_prompt_ms
+        request.max_predict_ms = max_predict_ms
+        if mailbox is not None:
+            request.inbox = mailbox._mailbox
+            request.inbox_id = mailbox_id
         cdef Stream stream = Stream.__new__(Stream)
         stream._pid = self._pid
         stream._logprobs = n_logprobs >= 0
@@ -164,8 +249,65 @@ cdef class Engine:
         return stream
 
     def forget(self):
-        """Drop what is kept of past prompts, when the running request has ended."""
-        self.alive().get().forget()
+        """Drop what is kept of past prompts; pinned ones and what is being read stay."""
+        cdef shared_ptr[cpp.engine] engine = self.alive()
+        with nogil:
+            engine.get().forget()
+
+    def unpin(self, prompt):
+        """Undo one ``submit(prompt, pin=True)``; False if it is not pinned."""
+        cdef shared_ptr[cpp.engine] engine = self.alive()
+        cdef vector[int32_t] tokens = prompt
+        cdef cbool was = False
+        with nogil:
+            was = engine.get().unpin(tokens)
+        return was
+
+    def save(self, tokens):
+        """The longest beginning of `tokens` that is kept, as a dict of bytes and lists; see `lfmfast.prefix_file`.
+
+        Raises
+        ------
+        StateError
+            Nothing of it is kept, or it can't be copied out of the context.
+        """
+        cdef shared_ptr[cpp.engine] engine = self.alive()
+        cdef vector[int32_t] prompt = tokens
+        cdef cpp.saved_prefix saved
+        with nogil:
+            saved = engine.get().save(prompt)
+        return {"tokens": list(saved.tokens), "layout": to_bytes(saved.layout), "rows": to_bytes(saved.rows),
+                "points": [(point.n_tokens, to_bytes(point.checkpoint)) for point in saved.points],
+                "logits": (<char *>saved.logits.data())[:saved.logits.size() * sizeof(float)]}
+
+    def load(self, saved, bint pin=False):
+        """Take in what :meth:`save` gave.
+
+        Raises
+        ------
+        StateError
+            It does not fit this model, context or cache.
+        """
+        cdef shared_ptr[cpp.engine] engine = self.alive()
+        cdef cpp.saved_prefix prefix
+        cdef cpp.saved_point point
+        cdef bytes logits = saved["logits"]
+        prefix.tokens = saved["tokens"]
+        fill_bytes(prefix.layout, saved["layout"])
+        fill_bytes(prefix.rows, saved["rows"])
+        for n_tokens, checkpoint in saved["points"]:
+            point.n_tokens = n_tokens
+            fill_bytes(point.checkpoint, checkpoint)
+            prefix.points.push_back(point)
+        prefix.logits.resize(len(logits) // sizeof(float))
+        memcpy(prefix.logits.data(), <const char *>logits, prefix.logits.size() * sizeof(float))
+        with nogil:
+            engine.get().load(prefix, pin)
+
+    def stats(self):
+        """Counters since the beginning, as of the last pass: requests, tokens, passes, microseconds, the cache's size."""
+        cdef shared_ptr[cpp.engine] engine = self.alive()
+        return engine.get().stats()
 
     @property
     def n_ctx(self):

@@ -7,12 +7,14 @@ __all__ = [
     "CancelledError",
     "ClosedError",
     "ContextFullError",
+    "DeadlineError",
     "DecodeError",
     "ForkError",
     "HubError",
     "LfmfastError",
     "ModelLoadError",
     "ParameterError",
+    "QueueFullError",
     "SamplingError",
     "StateError",
     "TemplateError",
@@ -81,6 +83,14 @@ class SamplingError(LfmfastError, ArithmeticError):
 
 class CancelledError(LfmfastError, RuntimeError):
     """The work was cancelled before it gave a result."""
+
+
+class QueueFullError(LfmfastError, RuntimeError):
+    """As many requests wait already as the engine lets wait."""
+
+
+class DeadlineError(LfmfastError, TimeoutError):
+    """A request gave nothing within the time that it was given."""
 
 
 class HubError(LfmfastError, OSError):

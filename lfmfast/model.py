@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from lfmfast import _model, templates
-from lfmfast._cpu import default_threads
+from lfmfast._cpu import default_cache_bytes, default_threads
 from lfmfast._engine import Engine
 from lfmfast.errors import ClosedError, ParameterError, TemplateError
 from lfmfast.params import SamplingParams
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from lfmfast.chat import Chat
 
 __all__ = ["Message", "Model"]
+
+#: Sequences that a model grows to by itself, when n_parallel is None.
+N_PARALLEL_MAX = 16
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -42,19 +45,28 @@ def _close_all() -> None:
 class Model:
     """A model, loaded, with a context to generate in.
 
-    Safe to use from several threads: requests are answered one after another. Use it as a context manager, or call
-    :meth:`close`, to free its memory at a known moment.
+    Safe to use from several threads: requests are answered side by side, and what they share is read once. Use it as a
+    context manager, or call :meth:`close`, to free its memory at a known moment.
 
     Parameters
     ----------
     path : str or os.PathLike
         The GGUF file; of a split model, its first part.
     n_ctx : int
-        Tokens that prompt and answer can have together; 0: as many as the model was trained with.
+        Tokens that prompt and answer of one request can have together; 0: as many as the model was trained with.
     n_batch, n_ubatch : int
         Tokens that are given to llama.cpp at once, and that go through the graph at once.
     n_threads, n_threads_batch : int, optional
         Threads for generating and for reading prompts. None: the physical cores of this machine; for the second: the first.
+    n_parallel : int, optional
+        Requests that are computed side by side, each with a memory of `n_ctx` tokens of its own. None: one to begin with, and
+        as many as wait, up to 16, when there are more.
+    n_queue : int
+        Requests that may wait for their turn; more are refused with QueueFullError.
+    cache_bytes : int, optional
+        Host memory for past prompts and answers that may be asked again. None: an eighth of this machine's, at most 8 GiB.
+    max_stall_ms : int
+        How long reading a new prompt may hold up the answers that are being written at a time.
     n_gpu_layers : int
         Layers to keep on a GPU, if there is one; negative: all.
     progress : callable, optional
@@ -89,6 +101,10 @@ class Model:
         n_ubatch: int = 512,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
+        n_parallel: int | None = None,
+        n_queue: int = 1024,
+        cache_bytes: int | None = None,
+        max_stall_ms: int = 250,
         n_gpu_layers: int = -1,
         use_mmap: bool = True,
         use_mlock: bool = False,
@@ -105,9 +121,14 @@ class Model:
         self._pid = os.getpid()
         n_threads = default_threads() if n_threads is None else n_threads
         numbers = {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_threads": n_threads,
-                   "n_threads_batch": n_threads if n_threads_batch is None else n_threads_batch}  # fmt: skip
+                   "n_threads_batch": n_threads if n_threads_batch is None else n_threads_batch,
+                   "n_parallel": 1 if n_parallel is None else n_parallel, "n_queue": n_queue,
+                   "max_stall_ms": max_stall_ms}  # fmt: skip
         for name, value in {**numbers, "n_gpu_layers": n_gpu_layers}.items():
             _check_int(name, value)
+        numbers["n_parallel_max"] = N_PARALLEL_MAX if n_parallel is None else n_parallel
+        numbers["cache_bytes"] = default_cache_bytes() if cache_bytes is None else cache_bytes
+        _check_int("cache_bytes", numbers["cache_bytes"], 0, 2**62)
         self.native = _model.Model.load(
             path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, use_mlock=use_mlock, check_tensors=check_tensors,
             repack=repack, progress=progress,
@@ -246,6 +267,11 @@ class Model:
 
         return templates.chat_template_for(source, bos_token=text(self.native.bos_id), eos_token=text(self.native.eos_id),
                                            special_tokens=self.native.control_tokens, add_bos=self.native.add_bos)  # fmt: skip
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath: token ids in, bytes and counters out."""
+        return self._engine
 
     # --- text and tokens ---
 

@@ -91,5 +91,5 @@ def test_cancelled_prefill_leaves_no_trace(tiny_q4_path: Path) -> None:
             cancelled += stream.result().finish_reason == "cancelled"
             after = model.generate([*base, 30], **options)
             assert after.tokens == cold.tokens
-            assert after.usage.cached_tokens in (0, 64)
+            assert after.usage.cached_tokens in (0, 64, 65)
         assert cancelled

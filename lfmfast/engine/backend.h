@@ -28,6 +28,9 @@ inline std::string with_reason(const std::string & what) {
     return reason.empty() ? what : what + ": " + reason;
 }
 
+// Whether the CPU backend was compiled with this feature, by ggml's name for it ("AMX_INT8").
+bool cpu_feature(const char * name);
+
 // Throws model_load when `path` is plainly no GGUF file: missing, a directory, empty, unreadable, other contents.
 void check_gguf_file(const std::string & path);
 

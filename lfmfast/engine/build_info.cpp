@@ -51,6 +51,10 @@ std::string found_features() {
 
 }  // namespace
 
+bool cpu_feature(const char * name) {
+    return (" " + compiled_features() + " ").find(" " + std::string(name) + " ") != std::string::npos;
+}
+
 std::vector<std::pair<std::string, std::string>> build_info() {
     start_backends();
     std::vector<std::pair<std::string, std::string>> info = {

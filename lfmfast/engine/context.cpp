@@ -5,19 +5,11 @@
 #include "llama.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 
 namespace lfmfast {
 
 namespace {
-
-void check_range(const char * name, int64_t value, int64_t low, int64_t high) {
-    if (value < low || value > high) {
-        throw error(error_code::invalid_argument, std::string(name) + " must be between " + std::to_string(low) + " and " +
-                    std::to_string(high) + ", not " + std::to_string(value), value, value < low ? low : high);
-    }
-}
 
 // Types that llama.cpp's KV cache takes.
 ggml_type cache_type(const char * name, const std::string & text) {
@@ -38,55 +30,7 @@ template <typename F> F cpu_function(const char * name) {
     return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
 }
 
-constexpr int64_t n_tokens_limit = int64_t(1) << 24;  // far above any model; keeps sizes from overflowing 32 bits
-
 }  // namespace
-
-int64_t now_us() {
-    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// --- batch -------------------------------------------------------------------------------------------------------------
-
-batch::batch(int64_t n_tokens_max, int64_t n_seq_max) {
-    check_range("n_tokens_max", n_tokens_max, 1, n_tokens_limit);
-    check_range("n_seq_max", n_seq_max, 1, static_cast<int64_t>(llama_max_parallel_sequences()));
-    capacity_  = static_cast<size_t>(n_tokens_max);
-    n_seq_max_ = static_cast<size_t>(n_seq_max);
-}
-
-void batch::add(int64_t token, int64_t pos, const std::vector<int64_t> & seq_ids, bool output) {
-    if (tokens_.size() == capacity_) {
-        throw error(error_code::invalid_argument, "the batch is full: it holds " + std::to_string(capacity_) + " tokens",
-                    static_cast<int64_t>(capacity_) + 1, static_cast<int64_t>(capacity_));
-    }
-    check_range("token", token, 0, INT32_MAX);
-    check_range("pos", pos, 0, INT32_MAX - 1);
-    check_range("number of sequence ids of a token", static_cast<int64_t>(seq_ids.size()), 1, static_cast<int64_t>(n_seq_max_));
-    std::vector<int32_t> ids;
-    for (const int64_t seq : seq_ids) {
-        check_range("seq_id", seq, 0, static_cast<int64_t>(llama_max_parallel_sequences()) - 1);
-        if (std::find(ids.begin(), ids.end(), static_cast<int32_t>(seq)) != ids.end()) {
-            throw error(error_code::invalid_argument, "seq_id " + std::to_string(seq) + " is named twice for one token", seq);
-        }
-        ids.push_back(static_cast<int32_t>(seq));
-    }
-    tokens_.push_back(static_cast<int32_t>(token));
-    positions_.push_back(static_cast<int32_t>(pos));
-    seq_ids_.push_back(std::move(ids));
-    outputs_.push_back(output ? 1 : 0);
-}
-
-void batch::clear() {
-    tokens_.clear();
-    positions_.clear();
-    seq_ids_.clear();
-    outputs_.clear();
-}
-
-size_t batch::n_outputs() const {
-    return static_cast<size_t>(std::count(outputs_.begin(), outputs_.end(), 1));
-}
 
 // --- context -----------------------------------------------------------------------------------------------------------
 
@@ -95,7 +39,7 @@ context::context(std::shared_ptr<lfmfast::model> model, const context_params & p
         throw error(error_code::invalid_argument, "'" + model_->path() + "' is no text generation model (it has no plain decoder)");
     }
     const int64_t n_threads_batch = params.n_threads_batch == 0 ? params.n_threads : params.n_threads_batch;
-    const int64_t max_sequences   = static_cast<int64_t>(llama_max_parallel_sequences());
+    const int64_t max_sequences   = std::min(n_seq_limit, static_cast<int64_t>(llama_max_parallel_sequences()));
     if (params.n_ctx != 0) {
         check_range("n_ctx", params.n_ctx, 8, n_tokens_limit);
     }
@@ -164,8 +108,7 @@ bool context::on_abort_check(void * data) {
     if (self->abort_.load(std::memory_order_relaxed)) {
         return true;
     }
-    const int64_t asked = self->stop_ == nullptr ? 0 : self->stop_->at.load(std::memory_order_relaxed);
-    return asked != 0 && now_us() - asked >= self->stop_->grace_us.load(std::memory_order_relaxed);
+    return (self->stop_ != nullptr && self->stop_->due()) || (self->stop_too_ != nullptr && self->stop_too_->due());
 }
 
 int64_t context::n_ctx() const { return llama_n_ctx(ctx_); }
@@ -182,45 +125,46 @@ void context::check_batch(const batch & batch) {
     check_range("number of tokens in the batch that give logits", static_cast<int64_t>(batch.n_outputs()), 0, n_outputs_max_);
     std::map<int32_t, int64_t> next;  // of each sequence: the position that must come next; -1: any (empty sequence)
     for (size_t i = 0; i < batch.size(); ++i) {
-        model_->check_token(batch.tokens_[i], "batch");
-        for (const int32_t seq : batch.seq_ids_[i]) {
+        model_->check_token(batch.tokens()[i], "batch");
+        for (const int32_t seq : batch.seq_ids()[i]) {
             check_seq(seq, "seq_id");
             auto it = next.find(seq);
             if (it == next.end()) {
                 it = next.emplace(seq, llama_memory_seq_pos_max(llama_get_memory(ctx_), seq) + 1).first;
             }
-            if (batch.positions_[i] != it->second) {
+            if (batch.positions()[i] != it->second) {
                 throw error(error_code::invalid_argument, "sequence " + std::to_string(seq) + " goes on at position " +
                             std::to_string(it->second) + ", but token " + std::to_string(i) + " of the batch has position " +
-                            std::to_string(batch.positions_[i]), batch.positions_[i], it->second);
+                            std::to_string(batch.positions()[i]), batch.positions()[i], it->second);
             }
             ++it->second;
         }
     }
 }
 
-void context::decode(const batch & batch, const stop_request * stop) {
+void context::decode(const batch & batch, const stop_request * stop, const stop_request * stop_too) {
     std::lock_guard<std::mutex> lock(mutex_);
     check_batch(batch);
     std::vector<int32_t>   n_seq_ids;
     std::vector<int32_t *> seq_ids;
-    for (const auto & ids : batch.seq_ids_) {
+    for (const auto & ids : batch.seq_ids()) {
         n_seq_ids.push_back(static_cast<int32_t>(ids.size()));
         seq_ids.push_back(const_cast<int32_t *>(ids.data()));
     }
     llama_batch b{};
     b.n_tokens = static_cast<int32_t>(batch.size());
-    b.token    = const_cast<int32_t *>(batch.tokens_.data());
-    b.pos      = const_cast<int32_t *>(batch.positions_.data());
+    b.token    = const_cast<int32_t *>(batch.tokens().data());
+    b.pos      = const_cast<int32_t *>(batch.positions().data());
     b.n_seq_id = n_seq_ids.data();
     b.seq_id   = seq_ids.data();
-    b.logits   = const_cast<int8_t *>(batch.outputs_.data());
+    b.logits   = const_cast<int8_t *>(batch.outputs().data());
     n_outputs_ = 0;
     abort_.store(false);
-    stop_ = stop;
+    stop_     = stop;
+    stop_too_ = stop_too;
     log_clear_errors();
     const int32_t rc = llama_decode(ctx_, b);
-    stop_ = nullptr;
+    stop_ = stop_too_ = nullptr;
     if (rc == 0) {
         llama_synchronize(ctx_);
         n_outputs_ = batch.n_outputs();
@@ -268,6 +212,23 @@ void context::seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1) {
     }
     llama_memory_seq_cp(mem, static_cast<int32_t>(src), static_cast<int32_t>(dst), static_cast<int32_t>(whole ? -1 : p0),
                         static_cast<int32_t>(whole ? -1 : p1));
+}
+
+void context::seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t shift) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check_seq(seq, "seq_id");
+    check_range("p0", p0, -1, INT32_MAX);
+    check_range("p1", p1, -1, INT32_MAX);
+    check_range("shift", shift, -n_tokens_limit, n_tokens_limit);
+    if (!can_shift()) {
+        throw error(error_code::invalid_argument, "this model's memory can't move positions");
+    }
+    llama_memory_seq_add(llama_get_memory(ctx_), static_cast<int32_t>(seq), static_cast<int32_t>(p0), static_cast<int32_t>(p1),
+                         static_cast<int32_t>(shift));
+}
+
+bool context::can_shift() const {
+    return llama_memory_can_shift(llama_get_memory(ctx_));
 }
 
 void context::seq_keep(int64_t seq) {

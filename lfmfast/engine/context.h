@@ -2,6 +2,7 @@
 // process on many wrong arguments.
 #pragma once
 
+#include "engine/decoder.h"
 #include "engine/model.h"
 
 #include <atomic>
@@ -32,78 +33,42 @@ struct context_params {
     bool        offload_kqv     = true;
 };
 
-int64_t now_us();  // monotonic clock
-
-// Tokens for one decode call, as llama_batch has them.
-class batch {
-  public:
-    batch(int64_t n_tokens_max, int64_t n_seq_max);
-
-    // Throws invalid_argument when the batch is full or a number is out of its limits.
-    void add(int64_t token, int64_t pos, const std::vector<int64_t> & seq_ids, bool output);
-    void clear();
-
-    size_t size() const { return tokens_.size(); }
-    size_t capacity() const { return capacity_; }
-    size_t n_outputs() const;
-
-  private:
-    friend class context;
-    size_t                            capacity_;
-    size_t                            n_seq_max_;
-    std::vector<int32_t>              tokens_;
-    std::vector<int32_t>              positions_;
-    std::vector<std::vector<int32_t>> seq_ids_;
-    std::vector<int8_t>               outputs_;
-};
-
 // Every member may be called from any thread; calls on one context take turns. abort() does not wait.
-class context {
+class context : public decoder {
   public:
     context(std::shared_ptr<lfmfast::model> model, const context_params & params);  // throws invalid_argument, out_of_memory
-    ~context();
+    ~context() override;
     context(const context &) = delete;
     context & operator=(const context &) = delete;
 
     const lfmfast::model & model() const { return *model_; }
     int64_t n_ctx() const;      // tokens of all sequences together, as llama.cpp rounded it
-    int64_t n_ctx_seq() const;  // tokens that one sequence can hold
+    int64_t n_ctx_seq() const override;  // tokens that one sequence can hold
     int64_t n_batch() const;
-    int64_t n_ubatch() const;
-    int64_t n_seq_max() const { return n_seq_max_; }
+    int64_t n_ubatch() const override;
+    int64_t n_seq_max() const override { return n_seq_max_; }
 
-    // Processes the batch (llama_decode). Throws
-    //   invalid_argument  a token, position or sequence out of range, or positions that do not continue their sequence
-    //   context_full      no room in the memory; nothing was changed
-    //   cancelled         abort() was called; the sequences of the batch are in an unknown state: clear or restore them
-    //   decode            llama.cpp failed; likewise
-    // After any of them there are no logits.
-    // `stop`: also abort once `stop->at` is set and `stop->grace_us` have gone by since.
-    struct stop_request {
-        std::atomic<int64_t> at{0};        // now_us() when the stop was asked for; 0: not asked for
-        std::atomic<int64_t> grace_us{0};
-    };
-    void decode(const batch & batch, const stop_request * stop = nullptr);
+    // llama_decode; see decoder. Also: context_full and cancelled are llama.cpp's 1 and 2, all else is an error "decode".
+    void decode(const batch & batch, const stop_request * stop = nullptr, const stop_request * stop_too = nullptr) override;
     // Stops the decode that is running, if any, between two graph nodes (CPU).
     void abort() { abort_.store(true); }
 
     size_t        n_outputs() const { return n_outputs_; }  // rows of logits of the last decode
-    const float * logits();                                 // row-major (n_outputs, n_vocab); nullptr when there are none
+    const float * logits() override;                                 // row-major (n_outputs, n_vocab); nullptr when there are none
 
-    // Sequence memory; -1 for p0 or p1 means from the start / to the end, ranges are [p0, p1).
-    // False: the sequence can't be cut there (recurrent state) and nothing was changed.
-    [[nodiscard]] bool seq_rm(int64_t seq, int64_t p0, int64_t p1);
+    // Sequence memory; see decoder.
+    [[nodiscard]] bool seq_rm(int64_t seq, int64_t p0, int64_t p1) override;
+    void    seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t shift) override;  // throws invalid_argument if it can't shift
+    bool    can_shift() const override;
     // A recurrent state is always copied as it is now, whatever p0 and p1 say.
     void    seq_cp(int64_t src, int64_t dst, int64_t p0, int64_t p1);
     void    seq_keep(int64_t seq);
-    int64_t seq_pos_min(int64_t seq);  // -1: empty
+    int64_t seq_pos_min(int64_t seq) override;  // -1: empty
     int64_t seq_pos_max(int64_t seq);
-    void    clear(bool data);
+    void    clear(bool data) override;
 
-    // One sequence's state as bytes. `partial`: only what can't be cut (the recurrent state of a hybrid model).
-    std::vector<uint8_t> state_seq_get(int64_t seq, bool partial);
-    // Throws state; then the sequence is empty, or unchanged if it was refused at once.
-    void state_seq_set(int64_t seq, const uint8_t * data, size_t size, bool partial);
+    std::vector<uint8_t> state_seq_get(int64_t seq, bool partial) override;
+    void state_seq_set(int64_t seq, const uint8_t * data, size_t size, bool partial) override;
 
     void set_n_threads(int64_t n_threads, int64_t n_threads_batch);
 
@@ -120,7 +85,8 @@ class context {
     int64_t           n_threads_max_;
     size_t            n_outputs_ = 0;
     std::atomic<bool> abort_{false};
-    const stop_request * stop_ = nullptr;
+    const stop_request * stop_     = nullptr;
+    const stop_request * stop_too_ = nullptr;
     std::mutex        mutex_;
 };
 

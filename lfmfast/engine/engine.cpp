@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include "engine/sampler_pool.h"
+
 #include <algorithm>
 #include <limits>
 
@@ -7,75 +9,44 @@ namespace lfmfast {
 
 namespace {
 
-// A single-token pass is let finish after a cancel unless it takes longer than this: then the sequence stays whole.
+// A step of one sequence is let finish after a cancel unless it takes longer than this: then the sequence stays whole.
 constexpr int64_t token_grace_us = 200'000;
+// Less sampling than this is done sooner by one thread than by waking others.
+constexpr int64_t parallel_sampling_us = 200;
+// Requests behind others that wait for a prefix being read are looked at up to this depth.
+constexpr size_t n_look_ahead = 64;
+
+error past_deadline(int64_t limit_ms) {
+    return error(error_code::deadline, "no token within the " + std::to_string(limit_ms) + " ms that max_prompt_ms allows",
+                 limit_ms, limit_ms);
+}
 
 }  // namespace
 
-// --- stream ------------------------------------------------------------------------------------------------------------
+// --- the caller's side -------------------------------------------------------------------------------------------------
 
-stream::stream(request r, int32_t n_vocab)
-    : request_(std::move(r)), sampler_(request_.sampling, n_vocab), text_(request_.stops) {
-    if (request_.max_tokens < -1) {
-        throw error(error_code::invalid_argument, "max_tokens must be at least -1 (-1: no limit), not " +
-                    std::to_string(request_.max_tokens), request_.max_tokens, -1);
+engine::engine(std::shared_ptr<const vocabulary> vocab, decoder_factory make_decoder, const engine_params & params)
+    : vocab_(std::move(vocab)), make_decoder_(std::move(make_decoder)), params_(params),
+      tree_(static_cast<size_t>(std::max<int64_t>(0, params.cache_bytes))) {
+    check_range("n_parallel", params.n_parallel, 1, n_seq_limit);
+    check_range("n_parallel_max", params.n_parallel_max, params.n_parallel, n_seq_limit);
+    check_range("n_queue", params.n_queue_max, 1, n_tokens_limit);
+    check_range("cache_bytes", params.cache_bytes, 0, INT64_MAX);
+    check_range("max_stall_ms", params.max_stall_ms, 1, 3'600'000);
+    check_range("checkpoint_tokens", params.checkpoint_tokens, 1, n_tokens_limit);
+    start_token_ = vocab_->token_id("<|im_start|>");
+    decoder_     = make_decoder_(params.n_parallel);
+    n_ctx_       = decoder_->n_ctx_seq();
+    n_stream_    = kv_n_stream(decoder_->state_seq_get(0, false));
+    scheduler_   = std::make_unique<scheduler>(static_cast<size_t>(decoder_->n_ubatch()), params.max_stall_ms * 1000);
+    batch_       = std::make_unique<batch>(std::max(decoder_->n_ubatch(), params.n_parallel_max), 1);
+    slots_.resize(static_cast<size_t>(params.n_parallel));
+    for (size_t i = 0; i < slots_.size(); ++i) {
+        slots_[i].id = static_cast<int32_t>(i);
     }
-    if (request_.n_logprobs > n_vocab) {
-        throw error(error_code::invalid_argument, "logprobs must be at most the vocabulary's " + std::to_string(n_vocab) +
-                    " tokens, not " + std::to_string(request_.n_logprobs), request_.n_logprobs, n_vocab);
-    }
-}
-
-bool stream::wait(int timeout_ms, std::vector<piece> & out) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                      [this] { return !ready_.empty() || reason_ != finish_reason::none; });
-    out = std::move(ready_);
-    ready_.clear();
-    if (reason_ == finish_reason::failed && out.empty()) {
-        throw error(*error_);
-    }
-    return reason_ != finish_reason::none && reason_ != finish_reason::failed;
-}
-
-void stream::cancel() {
-    int64_t none = 0;
-    stop_.at.compare_exchange_strong(none, now_us());
-}
-
-void stream::emit(piece p) {
-    p.ready_us = now_us();
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        ready_.push_back(std::move(p));
-    }
-    changed_.notify_one();
-}
-
-void stream::finish(finish_reason reason) {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        reason_ = reason;
-    }
-    changed_.notify_one();
-}
-
-void stream::fail(const error & e) {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        error_ = std::make_unique<error>(e);
-    }
-    finish(finish_reason::failed);
-}
-
-// --- engine: the caller's side -----------------------------------------------------------------------------------------
-
-engine::engine(std::shared_ptr<lfmfast::model> model, const context_params & params)
-    : model_(std::move(model)), context_(std::make_unique<context>(model_, params)) {
-    n_ctx_   = context_->n_ctx_seq();
-    can_cut_ = !model_->is_hybrid() && !model_->is_recurrent();
-    batch_   = std::make_unique<batch>(context_->n_batch(), 1);
-    thread_  = std::thread([this] { run(); });
+    counts_.n_ubatch = decoder_->n_ubatch();
+    publish();
+    thread_ = std::thread([this] { run(); });
 }
 
 engine::~engine() {
@@ -87,7 +58,7 @@ std::shared_ptr<stream> engine::submit(request r) {
         throw error(error_code::invalid_argument, "the prompt is empty: it gives no token to start from");
     }
     for (const int32_t token : r.prompt) {
-        model_->check_token(token, "prompt");
+        check_range("a token of the prompt", token, 0, vocab_->n_vocab() - 1);
     }
     const auto n_prompt = static_cast<int64_t>(r.prompt.size());
     if (n_prompt > n_ctx_) {
@@ -95,299 +66,411 @@ std::shared_ptr<stream> engine::submit(request r) {
                     std::to_string(n_ctx_), n_prompt, n_ctx_);
     }
     fit_to_vocabulary(r.sampling);
-    auto s = std::make_shared<stream>(std::move(r), model_->n_vocab());
+    auto s = std::make_shared<stream>(std::move(r), vocab_->n_vocab());
+    for (const int32_t token : s->request_.prompt) {  // penalties see the prompt, as in llama-server
+        s->sampler_.accept(token);
+    }
     s->submitted_us_ = now_us();
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (closing_) {
             throw error(error_code::closed, "the model was closed");
         }
-        queue_.push_back(s);
+        if (static_cast<int64_t>(queue_.size()) >= params_.n_queue_max) {
+            throw error(error_code::queue_full, "the queue is full: " + std::to_string(queue_.size()) + " requests wait",
+                        static_cast<int64_t>(queue_.size()), params_.n_queue_max);
+        }
+        s->order_ = ++n_submitted_;
+        const auto at = std::upper_bound(queue_.begin(), queue_.end(), s, [](const auto & a, const auto & b) {
+            return a->request_.priority > b->request_.priority;
+        });
+        queue_.insert(at, s);
     }
     work_.notify_one();
     return s;
 }
 
 void engine::fit_to_vocabulary(sampler_params & params) {
-    for (const int32_t token : model_->suppressed_tokens()) {
+    for (const int32_t token : vocab_->suppressed_tokens()) {
         params.logit_bias.emplace_back(token, -std::numeric_limits<float>::infinity());
     }
     if (params.dry_multiplier > 0.0f && !params.dry_sequence_breakers) {
         params.dry_sequence_breakers = breakers_.find(
-            params.dry_breaker_texts, model_->n_vocab(), [this](int32_t token) { return model_->detokenize({token}, true); },
-            [this](const std::string & text) { return model_->tokenize(text, false, false); });
+            params.dry_breaker_texts, vocab_->n_vocab(), [this](int32_t token) { return vocab_->detokenize({token}, true); },
+            [this](const std::string & text) { return vocab_->tokenize(text, false, false); });
     }
-}
-
-void engine::forget() {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        forget_ = true;
-    }
-    work_.notify_one();
 }
 
 void engine::close() {
+    stop_all_.ask();
     {
         std::lock_guard<std::mutex> lock(mutex_);
         closing_ = true;
-        if (current_) {
-            current_->cancel();
-        }
     }
     work_.notify_one();
     static std::mutex           joining;  // two threads may close at once
     std::lock_guard<std::mutex> lock(joining);
     if (thread_.joinable()) {
         thread_.join();
-        context_.reset();
+        decoder_.reset();
     }
 }
 
-// --- engine: the loop --------------------------------------------------------------------------------------------------
+// --- the loop ----------------------------------------------------------------------------------------------------------
 
 void engine::run() {
     std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-        work_.wait(lock, [this] { return closing_ || forget_ || !queue_.empty(); });
-        if (closing_) {
-            break;
+    while (wait_for_work(lock)) {
+        while (!jobs_.empty()) {
+            const auto * job = jobs_.front();
+            jobs_.pop_front();
+            lock.unlock();
+            (*job)();
+            lock.lock();
+            job_done_.notify_all();
         }
-        if (forget_) {
-            forget_ = false;
-            drop_everything();
-            continue;
-        }
-        current_ = queue_.front();
-        queue_.pop_front();
         lock.unlock();
-        answer(*current_);
+        try {
+            drop_ended();
+            admit();
+            pass();
+        } catch (...) {  // a fault of ours or no memory: nothing that runs can be trusted any more
+            const error_info info = current_error();
+            const error      failure(static_cast<error_code>(info.code), info.message, info.seen, info.limit);
+            for (auto & slot : slots_) {
+                if (slot.s) {
+                    slot.keep = false;
+                    end(slot, finish_reason::failed, &failure);
+                }
+            }
+        }
+        publish();
         lock.lock();
-        current_.reset();
     }
+    lock.unlock();
+    end_all();
+    lock.lock();
+    ended_ = true;
+    job_done_.notify_all();
+}
+
+bool engine::wait_for_work(std::unique_lock<std::mutex> & lock) {
+    work_.wait(lock, [this] { return closing_ || !jobs_.empty() || !queue_.empty() || !running().empty(); });
+    return !closing_;
+}
+
+void engine::end_all() {
+    for (auto & slot : slots_) {
+        if (slot.s) {
+            slot.s->flush();
+            slot.s->finish(finish_reason::cancelled);
+            slot.s.reset();
+        }
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
     for (auto & s : queue_) {
         s->finish(finish_reason::cancelled);
     }
     queue_.clear();
+    jobs_.clear();
 }
 
-void engine::answer(stream & s) {
-    try {
-        const auto &  prompt = s.request_.prompt;
-        const int64_t start  = now_us();
-        s.times_.wait_us     = start - s.submitted_us_;
-        s.times_.n_prompt    = static_cast<int64_t>(prompt.size());
-        if (s.stop_.at.load() != 0) {
-            s.finish(finish_reason::cancelled);
-            return;
+std::vector<int32_t> engine::running() const {
+    std::vector<int32_t> ids;
+    for (const auto & slot : slots_) {
+        if (slot.s) {
+            ids.push_back(slot.id);
         }
-        for (const int32_t token : prompt) {  // penalties see the prompt, as in llama-server
-            s.sampler_.accept(token);
-        }
-        std::vector<float> kept;
-        const size_t       n_cached = resume(prompt, s.request_.cache_prompt, kept);
-        const float *      logits   = kept.data();
-        if (n_cached < prompt.size()) {
-            read(prompt.data() + n_cached, prompt.size() - n_cached, s, 0);
-            logits = context_->logits();
-            keep_snapshot(logits);
-        }
-        s.times_.n_cached  = static_cast<int64_t>(n_cached);
-        s.times_.prompt_us = now_us() - start;
-        const finish_reason reason = s.request_.max_tokens == 0 ? finish_reason::length : predict(s, logits);
-        s.times_.predict_us = now_us() - start - s.times_.prompt_us;
-        keep_snapshot(nullptr);
-        s.finish(reason);
-    } catch (const error & e) {
-        if (e.code == error_code::cancelled) {
-            recover();
-            s.finish(finish_reason::cancelled);
-        } else {
-            drop_everything();
-            s.fail(e);
-        }
-    } catch (...) {
-        const error_info info = current_error();
-        drop_everything();
-        s.fail(error(static_cast<error_code>(info.code), info.message));
     }
+    return ids;
 }
 
-finish_reason engine::predict(stream & s, const float * logits) {
-    const int64_t limit  = s.request_.max_tokens;
-    const bool    logprobs = s.request_.n_logprobs >= 0;
-    finish_reason reason = finish_reason::none;
-    piece         next;
-    int64_t       t0 = now_us();
-    for (;;) {
-        token_info info;
-        info.token = s.sampler_.sample(logits);
-        if (logprobs) {
-            info.logprob = log_probs(logits, model_->n_vocab(), info.token, static_cast<size_t>(s.request_.n_logprobs), info.top);
-        }
-        s.sampler_.accept(info.token);
-        const int32_t token = info.token;
-        ++s.times_.n_predicted;
-        const int64_t t1 = now_us();
-        s.times_.sample_us += t1 - t0;
-        if (model_->is_eog(token)) {
-            reason = finish_reason::stop;
-            break;
-        }
-        next.tokens.push_back(std::move(info));
-        next.text += s.text_.push(model_->shown(token));
-        if (s.text_.stopped()) {
-            s.stop_string_ = s.text_.stop();
-            reason = finish_reason::stop;
-            break;
-        }
-        const bool full = static_cast<int64_t>(tokens_.size()) >= n_ctx_;
-        if (full || (limit >= 0 && s.times_.n_predicted >= limit)) {
-            reason = finish_reason::length;
-            break;
-        }
-        const int64_t t2 = now_us();
-        s.times_.text_us += t2 - t1;
-        if (!next.text.empty()) {
-            s.emit(std::move(next));
-            next = {};
-        }
-        if (s.stop_.at.load(std::memory_order_relaxed) != 0) {
-            reason = finish_reason::cancelled;
-            break;
-        }
-        const int64_t t3 = now_us();
-        s.times_.emit_us += t3 - t2;
-        s.times_.outside_us.push_back(static_cast<int32_t>(t3 - t0));
-        read(&token, 1, s, token_grace_us);
-        logits = context_->logits();
-        t0 = now_us();
-        s.times_.decode_us += t0 - t3;
-    }
-    next.text += s.text_.flush();
-    if (!next.text.empty() || !next.tokens.empty()) {
-        s.emit(std::move(next));
-    }
-    return reason;
-}
-
-void engine::read(const int32_t * tokens, size_t n, stream & s, int64_t grace_us) {
-    s.stop_.grace_us.store(grace_us);
-    const auto n_batch = static_cast<size_t>(context_->n_batch());
-    for (size_t done = 0; done < n;) {
-        if (grace_us == 0 && s.stop_.at.load() != 0) {
-            throw error(error_code::cancelled, "cancelled while reading the prompt");
-        }
-        const size_t chunk = std::min(n_batch, n - done);
-        batch_->clear();
-        for (size_t i = 0; i < chunk; ++i) {
-            batch_->add(tokens[done + i], static_cast<int64_t>(tokens_.size() + i), {0}, done + i + 1 == n);
-        }
-        context_->decode(*batch_, &s.stop_);
-        tokens_.insert(tokens_.end(), tokens + done, tokens + done + chunk);
-        done += chunk;
-    }
-}
-
-// --- engine: what the context keeps ------------------------------------------------------------------------------------
-
-size_t engine::resume(const std::vector<int32_t> & prompt, bool use_cache, std::vector<float> & logits) {
-    if (!use_cache) {
-        drop_everything();
-        return 0;
-    }
-    const auto   differs = std::mismatch(prompt.begin(), prompt.end(), tokens_.begin(), tokens_.end()).first;
-    const size_t same    = static_cast<size_t>(differs - prompt.begin());
-    if (same == prompt.size()) {
-        for (const auto & s : snapshots_) {
-            if (s.n_tokens == same && !s.logits.empty()) {
-                logits = s.logits;
-                if (tokens_.size() == same || restore(s)) {
-                    return same;
-                }
-                logits.clear();
-                break;
+// Requests that were cancelled or whose time is over, in the queue and in the slots.
+void engine::drop_ended() {
+    std::vector<std::shared_ptr<stream>> cancelled, late;
+    {
+        const int64_t               now = now_us();
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (auto it = queue_.begin(); it != queue_.end();) {
+            const stream & s     = **it;
+            const bool     ended = s.stop_.asked();
+            const int64_t  limit = s.request_.max_prompt_ms;
+            if (ended || (limit >= 0 && now - s.submitted_us_ >= limit * 1000)) {
+                (ended ? cancelled : late).push_back(*it);
+                it = queue_.erase(it);
+            } else {
+                ++it;
             }
         }
     }
-    const size_t usable = std::min(same, prompt.size() - 1);  // the last token must be read to get its logits
-    if (usable == tokens_.size() || (can_cut_ && cut(usable))) {
-        return usable;
+    for (auto & s : cancelled) {
+        s->finish(finish_reason::cancelled);
     }
-    const snapshot * best = nullptr;
-    for (const auto & s : snapshots_) {
-        if (s.n_tokens <= usable && (best == nullptr || s.n_tokens > best->n_tokens)) {
-            best = &s;
+    for (auto & s : late) {
+        s->fail(past_deadline(s->request_.max_prompt_ms));
+    }
+    for (auto & slot : slots_) {
+        if (!slot.s) {
+            continue;
+        }
+        const int64_t limit = slot.s->request_.max_prompt_ms;
+        if (slot.s->stop_.asked()) {
+            end(slot, finish_reason::cancelled);
+        } else if (slot.s->first_us_ == 0 && limit >= 0 && now_us() - slot.s->submitted_us_ >= limit * 1000) {
+            const error e = past_deadline(limit);
+            end(slot, finish_reason::failed, &e);
         }
     }
-    if (best == nullptr || !restore(snapshot(*best))) {
-        drop_everything();
-    }
-    return tokens_.size();
 }
 
-bool engine::restore(const snapshot & s) {
-    const size_t n = s.n_tokens;
-    try {
-        if (!can_cut_) {
-            context_->state_seq_set(0, s.state.data(), s.state.size(), true);
+void engine::admit() {
+    while (admit_one()) {
+    }
+    close_gaps();
+}
+
+// Starts the first request of the queue that can be; false: none.
+bool engine::admit_one() {
+    std::vector<std::shared_ptr<stream>> waiting;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        waiting.assign(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(std::min(queue_.size(), n_look_ahead)));
+    }
+    if (waiting.empty()) {
+        return false;
+    }
+    if (running().size() == slots_.size()) {
+        grow();
+    }
+    const auto places = free_places(running(), static_cast<int32_t>(slots_.size()));
+    if (places.empty()) {
+        return false;
+    }
+    for (auto & s : waiting) {
+        resume_point from;
+        if (s->request_.cache_prompt) {
+            from = find(s->request_.prompt);
+            if (must_wait(s->request_, from)) {
+                continue;
+            }
         }
-    } catch (const error &) {
-        drop_everything();
-        return false;
+        // The place whose sequence goes on, or at least shares what is used; else the one that was used least recently.
+        slot * best = nullptr;
+        for (const int32_t id : places) {
+            slot &     here     = slots_[static_cast<size_t>(id)];
+            const auto holds    = [&](const slot & at) {
+                return from.n > 0 && at.keep && from.common[static_cast<size_t>(at.id)] >= from.n;
+            };
+            const auto rank = [&](const slot & at) { return holds(at) ? (at.n_held == from.n ? 3 : 2) : (at.n_held == 0 ? 1 : 0); };
+            if (best == nullptr || rank(here) > rank(*best) || (rank(here) == rank(*best) && here.last_used < best->last_used)) {
+                best = &here;
+            }
+        }
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            queue_.erase(std::find(queue_.begin(), queue_.end(), s));
+        }
+        start(*best, s, from);
+        return true;
     }
-    if (!cut(n)) {
-        drop_everything();
-        return false;
-    }
-    return true;
+    return false;
 }
 
-bool engine::cut(size_t n_tokens) {
-    // A sliding window may have dropped the first positions: then nothing can be continued from the middle.
-    if (n_tokens > 0 && can_cut_ && context_->seq_pos_min(0) != 0) {
-        return false;
-    }
-    if (!context_->seq_rm(0, static_cast<int64_t>(n_tokens), -1)) {
-        return false;
-    }
-    tokens_.resize(std::min(tokens_.size(), n_tokens));
-    snapshots_.erase(std::remove_if(snapshots_.begin(), snapshots_.end(), [&](const snapshot & s) { return s.n_tokens > n_tokens; }),
-                     snapshots_.end());
-    return true;
-}
-
-void engine::keep_snapshot(const float * logits) {
-    snapshot s;
-    s.n_tokens = tokens_.size();
-    for (const auto & old : snapshots_) {
-        if (old.n_tokens == s.n_tokens && (logits == nullptr || !old.logits.empty())) {
+void engine::end(slot & slot, finish_reason reason, const error * failure) {
+    auto s = std::move(slot.s);
+    slot.s.reset();
+    slot.alone = false;
+    slot.want.resize(slot.n_held);
+    slot.last_used = ++clock_;
+    stream & out = *s;
+    if (slot.keep) {
+        try {
+            checkpoint(slot);
+            if (out.request_.pin && slot.n_held >= slot.n_prompt && reason != finish_reason::failed) {
+                if (!save(slot) || !tree_.pin(slot.want.data(), slot.n_prompt)) {
+                    throw error(error_code::state, "the prompt was read, but it can't be pinned: its " +
+                                std::to_string(slot.n_prompt) + " tokens do not fit in the cache of " +
+                                std::to_string(params_.cache_bytes) + " bytes", static_cast<int64_t>(slot.n_prompt));
+                }
+            }
+        } catch (const error & e) {
+            out.flush();
+            out.fail(e);
+            clear(slot);
             return;
         }
+    } else {
+        clear(slot);
     }
-    if (!can_cut_) {
-        s.state = context_->state_seq_get(0, true);
+    if (out.first_us_ != 0) {
+        out.times_.predict_us = now_us() - out.first_us_;
     }
-    if (logits != nullptr) {
-        s.logits.assign(logits, logits + model_->n_vocab());
-    }
-    if (snapshots_.size() == max_snapshots) {
-        snapshots_.pop_front();
-    }
-    snapshots_.push_back(std::move(s));
-}
-
-void engine::recover() {
-    if (snapshots_.empty() || !restore(snapshot(snapshots_.back()))) {
-        drop_everything();
+    counts_.n_predicted += out.times_.n_predicted;
+    publish();  // before the consumer hears of it
+    out.flush();
+    if (failure != nullptr) {
+        out.fail(*failure);
+    } else {
+        out.finish(reason);
     }
 }
 
-void engine::drop_everything() {
-    tokens_.clear();
-    snapshots_.clear();
-    if (!context_->seq_rm(0, -1, -1)) {
-        context_->clear(false);
+void engine::publish() {
+    counts_.n_slots     = static_cast<int64_t>(slots_.size());
+    counts_.n_running   = static_cast<int64_t>(running().size());
+    counts_.cache_bytes = static_cast<int64_t>(tree_.bytes());
+    counts_.cache_nodes = static_cast<int64_t>(tree_.n_nodes());
+    counts_.n_evicted   = static_cast<int64_t>(tree_.n_evicted());
+    std::lock_guard<std::mutex> lock(mutex_);
+    stats_ = counts_;
+}
+
+// --- a pass ------------------------------------------------------------------------------------------------------------
+
+void engine::pass() {
+    std::vector<sequence_view> views;
+    for (const auto & slot : slots_) {
+        if (slot.s) {
+            sequence_view v;
+            v.id        = slot.id;
+            v.n_pending = slot.want.size() - slot.n_held;
+            v.order     = slot.s->order_;
+            v.alone     = slot.alone;
+            const auto cut = std::upper_bound(slot.cuts.begin(), slot.cuts.end(), slot.n_held);
+            if (cut != slot.cuts.end()) {
+                v.n_to_cut = *cut - slot.n_held;
+            }
+            views.push_back(v);
+        }
+    }
+    const auto items = scheduler_->next(views);
+    if (items.empty()) {
+        return;
+    }
+    batch_->clear();
+    for (const auto & item : items) {
+        const slot & slot = slots_[static_cast<size_t>(item.id)];
+        for (size_t i = slot.n_held; i < slot.n_held + item.n_tokens; ++i) {
+            batch_->add(slot.want[i], static_cast<int64_t>(i), {item.id}, i + 1 == slot.want.size());
+        }
+    }
+    // A cancel stops a pass that reads one prompt at once; of a step only its own, and only if it takes long.
+    stop_request * stop = nullptr;
+    if (items.size() == 1) {
+        stop = &slots_[static_cast<size_t>(items[0].id)].s->stop_;
+        stop->grace_us.store(items[0].n_tokens > 1 ? 0 : token_grace_us);
+    }
+    const int64_t start = now_us();
+    for (const auto & item : items) {
+        slot & slot = slots_[static_cast<size_t>(item.id)];
+        if (slot.s->first_us_ != 0 && slot.logits_us != 0) {
+            slot.s->times_.outside_us.push_back(static_cast<int32_t>(std::min<int64_t>(start - slot.logits_us, INT32_MAX)));
+        }
+    }
+    try {
+        decoder_->decode(*batch_, stop, &stop_all_);
+    } catch (const error & e) {
+        failed_pass(items, e);
+        return;
+    }
+    read(items, start, now_us());
+}
+
+void engine::read(const std::vector<pass_item> & items, int64_t start, int64_t end_us) {
+    scheduler_->measured(items, end_us - start);
+    const bool prompt_pass = items.size() == 1 && items[0].n_tokens > 1;
+    ++(prompt_pass ? counts_.n_prompt_passes : counts_.n_steps);
+    (prompt_pass ? counts_.prompt_us : counts_.step_us) += end_us - start;
+    const float *       logits = decoder_->logits();
+    const auto          n_row  = static_cast<size_t>(vocab_->n_vocab());
+    size_t              row    = 0;
+    std::vector<slot *> out;
+    for (const auto & item : items) {
+        slot &   slot = slots_[static_cast<size_t>(item.id)];
+        stream & s    = *slot.s;
+        slot.n_held += item.n_tokens;
+        if (s.first_us_ != 0) {
+            s.times_.decode_us += end_us - start;
+        } else {
+            s.n_read_.store(static_cast<int64_t>(std::min(slot.n_held, slot.n_prompt)), std::memory_order_relaxed);
+        }
+        if (slot.n_held < slot.want.size()) {
+            const bool cut = std::binary_search(slot.cuts.begin(), slot.cuts.end(), slot.n_held);
+            if (cut || slot.n_held - slot.n_checked >= static_cast<size_t>(params_.checkpoint_tokens)) {
+                checkpoint(slot);
+            }
+            continue;
+        }
+        const float * mine = logits + row++ * n_row;
+        slot.alone = false;
+        slot.logits_us = end_us;
+        if (s.first_us_ == 0) {
+            s.first_us_        = end_us;
+            s.times_.prompt_us = end_us - s.started_us_;
+            checkpoint(slot, mine);
+        } else if (slot.n_held - slot.n_checked >= static_cast<size_t>(params_.checkpoint_tokens)) {
+            checkpoint(slot);
+        }
+        s.next_logits_ = mine;
+        out.push_back(&slot);
+    }
+    sample(out);
+}
+
+void engine::sample(const std::vector<slot *> & out) {
+    const int64_t start = now_us();
+    std::vector<stream *> picking;
+    for (slot * slot : out) {
+        if (slot->s->request_.max_tokens != 0) {
+            picking.push_back(slot->s.get());
+        }
+    }
+    run_parallel(picking.size(), last_sample_us_ < parallel_sampling_us ? 1 : static_cast<size_t>(params_.n_threads),
+                 [&](size_t i) { picking[i]->pick(picking[i]->next_logits_, *vocab_); });
+    last_sample_us_ = 0;
+    for (const stream * s : picking) {
+        last_sample_us_ += s->last_pick_us_;
+    }
+    counts_.sample_us += now_us() - start;
+    for (slot * slot : out) {
+        stream & s = *slot->s;
+        if (s.request_.max_tokens == 0) {
+            end(*slot, finish_reason::length);
+            continue;
+        }
+        try {
+            auto          step  = s.take(*vocab_);
+            const int64_t limit = s.request_.max_predict_ms;
+            if (step == stream::step::more && (static_cast<int64_t>(slot->want.size()) >= n_ctx_ ||
+                                               (limit >= 0 && now_us() - s.first_us_ >= limit * 1000))) {
+                step = stream::step::length;
+            }
+            if (step != stream::step::more) {
+                end(*slot, step == stream::step::stop ? finish_reason::stop : finish_reason::length);
+                continue;
+            }
+            slot->want.push_back(s.last_token_);
+            s.hand_over();
+        } catch (const error & e) {
+            end(*slot, finish_reason::failed, &e);
+        }
+    }
+}
+
+void engine::failed_pass(const std::vector<pass_item> & items, const error & e) {
+    ++counts_.n_failed_passes;
+    for (const auto & item : items) {
+        slot &     slot  = slots_[static_cast<size_t>(item.id)];
+        const bool again = slot.alone;
+        const bool known = rebuild(slot);
+        if (slot.s->stop_.asked() || stop_all_.asked()) {
+            end(slot, finish_reason::cancelled);
+        } else if (again && items.size() == 1) {
+            end(slot, finish_reason::failed, &e);
+        } else {
+            slot.alone = true;
+        }
+        (void) known;
     }
 }
 

@@ -22,6 +22,8 @@ enum class error_code : int {
     out_of_memory,
     cancelled,
     sampling,          // logits that can't be sampled: NaN, or nothing above -inf
+    queue_full,        // `limit` requests wait already
+    deadline,          // a request's time was over before it gave anything
 };
 
 struct error : std::runtime_error {

@@ -1,6 +1,8 @@
 // A loaded GGUF model and its vocabulary.
 #pragma once
 
+#include "engine/decoder.h"
+
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -26,12 +28,12 @@ struct model_params {
     bool    repack        = true;  // let ggml convert weights into faster layouts (use_extra_bufts)
 };
 
-class model {
+class model : public vocabulary {
   public:
     // Blocks until loaded. `progress` (0 to 1) is written, and `cancel` read, while it runs.
     // Throws model_load with llama.cpp's reason, or cancelled.
     model(const std::string & path, const model_params & params, std::atomic<float> & progress, std::atomic<bool> & cancel);
-    ~model();
+    ~model() override;
     model(const model &) = delete;
     model & operator=(const model &) = delete;
 
@@ -51,26 +53,26 @@ class model {
     std::string                                      chat_template() const;  // empty: none
 
     // --- vocabulary ---
-    int32_t n_vocab() const { return n_vocab_; }
+    int32_t n_vocab() const override { return n_vocab_; }
     int32_t bos() const;  // -1: the vocabulary has none; likewise below
     int32_t eos() const;
     int32_t eot() const;
     int32_t pad() const;
     bool    add_bos() const;
-    bool    is_eog(int32_t token) const;      // ends a generation; throws invalid_argument when out of range
+    bool    is_eog(int32_t token) const override;  // ends a generation; throws invalid_argument when out of range
     bool    is_control(int32_t token) const;
     std::vector<std::pair<int32_t, std::string>> control_tokens() const;
-    std::vector<int32_t> suppressed_tokens() const;  // that the file says must never be generated
-    int32_t token_id(const std::string & text) const;  // of a token with exactly this text, also a control token; -1: none
+    std::vector<int32_t> suppressed_tokens() const override;  // that the file says must never be generated
+    int32_t token_id(const std::string & text) const override;  // of a token with exactly this text, also a control token; -1: none
 
     // Bytes may hold NUL. `add_special`: put BOS (and EOS) where the vocabulary says so. `parse_special`: the text of a
     // control token becomes that token.
-    std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const;
+    std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const override;
     // Bytes of the tokens, not necessarily valid UTF-8. `special`: control tokens are written too.
-    std::string          detokenize(const std::vector<int32_t> & tokens, bool special) const;
+    std::string          detokenize(const std::vector<int32_t> & tokens, bool special) const override;
     // What a generated token shows: its bytes; of control tokens only those that are part of an answer's format (tool
     // calls, thinking).
-    const std::string &  shown(int32_t token) const { return shown_[static_cast<size_t>(token)]; }
+    const std::string &  shown(int32_t token) const override { return shown_[static_cast<size_t>(token)]; }
 
     void check_token(int32_t token, const char * what) const;  // throws invalid_argument
 

@@ -118,6 +118,14 @@ class worker_pool {
 
 }  // namespace
 
+void run_parallel(size_t n, size_t n_threads, const std::function<void(size_t)> & work) {
+    if (n_threads < 2 || n < 2) {
+        for (size_t i = 0; i < n; ++i) work(i);
+        return;
+    }
+    worker_pool::instance().run(n, n_threads, work);
+}
+
 std::vector<sampled> sample_batch(const float * logits, int32_t n_vocab, const std::vector<shared_sampler *> & samplers,
                                   int n_threads) {
     auto sorted = samplers;
@@ -137,7 +145,7 @@ std::vector<sampled> sample_batch(const float * logits, int32_t n_vocab, const s
         throw error(error_code::invalid_argument, "n_threads must be 1 or more, not " + std::to_string(n_threads));
     }
     std::vector<sampled> out(samplers.size());
-    worker_pool::instance().run(samplers.size(), static_cast<size_t>(n_threads), [&](size_t i) {
+    run_parallel(samplers.size(), static_cast<size_t>(n_threads), [&](size_t i) {
         try {
             out[i].token = samplers[i]->sample(logits + i * static_cast<size_t>(n_vocab));
         } catch (...) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -49,6 +50,9 @@ class shared_sampler {
     mutable std::mutex mutex_;
     sampler            sampler_;
 };
+
+// Calls work(0) to work(n - 1), each once, on up to n_threads threads of a pool that stays. `work` must not throw.
+void run_parallel(size_t n, size_t n_threads, const std::function<void(size_t)> & work);
 
 // One row's result: a token, or why there is none.
 struct sampled {

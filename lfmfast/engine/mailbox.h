@@ -1,0 +1,31 @@
+// Tells one consumer of many streams which of them have news: one wake-up for all that happened since it last looked. Pure.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace lfmfast {
+
+class mailbox {
+  public:
+    // `fd`: a descriptor to write one byte (eight, for an eventfd) to when the first news come in, for event loops; -1: none.
+    // It must stay open until close().
+    explicit mailbox(int fd = -1) : fd_(fd) {}
+
+    void post(uint64_t id);  // from any thread
+
+    // The ids with news, each once, waiting for some for at most `timeout_ms`. True: open; false: closed and nothing left.
+    bool wait(int timeout_ms, std::vector<uint64_t> & ids);
+    void close();  // nothing is written to the descriptor after this
+
+  private:
+    std::mutex              mutex_;
+    std::condition_variable changed_;
+    std::vector<uint64_t>   ids_;
+    int                     fd_;
+    bool                    closed_ = false;
+};
+
+}  // namespace lfmfast

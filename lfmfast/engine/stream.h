@@ -1,0 +1,136 @@
+// A request to the engine, and the stream of pieces that answers it. Pure: no llama.h.
+#pragma once
+
+#include "engine/decoder.h"
+#include "engine/error.h"
+#include "engine/mailbox.h"
+#include "engine/sampler.h"
+#include "engine/text_stream.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lfmfast {
+
+// What decides, beside the sampler, which tokens may come next: a grammar. Used by the engine's thread only; what it throws
+// ends its own request.
+class token_filter {
+  public:
+    virtual ~token_filter() = default;
+
+    virtual bool allows(int32_t token) = 0;
+    // Sets the logits of all tokens that may not come next to -inf. Called when a sampled token is not allowed: sampling
+    // first and filtering only then is llama.cpp's rule (common_sampler_sample).
+    virtual void apply(float * logits, int32_t n_vocab) = 0;
+    virtual void accept(int32_t token) = 0;
+};
+
+struct request {
+    std::vector<int32_t>     prompt;
+    sampler_params           sampling;
+    int64_t                  max_tokens = -1;  // -1: to the end of the answer or of the context
+    std::vector<std::string> stops;
+    int64_t                  n_logprobs   = -1;    // -1: no log probabilities; n: of the token and of the n most likely
+    bool                     cache_prompt = true;  // begin from what is kept of past prompts
+    bool                     pin          = false; // keep the prompt, whatever else comes, until it is unpinned
+    int64_t                  n_cache_reuse = 0;    // > 0: also reuse runs of at least this many tokens by moving them; inexact
+    int32_t                  priority     = 0;     // higher ones leave the queue first
+    int64_t                  max_prompt_ms  = -1;  // from submission to the first token; later: error deadline
+    int64_t                  max_predict_ms = -1;  // from the first token on; later: finish_reason::length
+    std::shared_ptr<token_filter> filter;
+    std::shared_ptr<mailbox> inbox;                // also told of news, under `inbox_id`
+    uint64_t                 inbox_id = 0;
+};
+
+struct token_info {
+    int32_t                    token   = 0;
+    float                      logprob = 0.0f;
+    std::vector<token_logprob> top;
+};
+
+// Some text and the tokens that made it.
+struct piece {
+    std::string             text;
+    std::vector<token_info> tokens;
+    int64_t                 ready_us = 0;  // now_us() when it was handed over
+};
+
+enum class finish_reason : int { none = 0, stop, length, cancelled, failed };
+
+// Times in microseconds; what bench/ prints comes from here.
+struct timings {
+    int64_t n_prompt    = 0;  // tokens of the prompt
+    int64_t n_cached    = 0;  // of them not processed, because they were kept
+    int64_t n_predicted = 0;  // tokens sampled, the end token included
+    int64_t wait_us     = 0;  // in the queue
+    int64_t prompt_us   = 0;  // from leaving the queue to the logits of the prompt's last token
+    int64_t predict_us  = 0;  // from there to the end
+    int64_t decode_us   = 0;  // of predict_us: in llama_decode, for whatever sequences
+    int64_t sample_us   = 0;  // of predict_us: sampling and log probabilities of this sequence
+    int64_t text_us     = 0;  // of predict_us: detokenising, stop strings
+    int64_t emit_us     = 0;  // of predict_us: handing pieces over to the consumer's thread
+    std::vector<int32_t> outside_us;  // of each token but the last: from its logits to the next pass
+};
+
+// What a request gives: pieces, then one end. One consumer.
+class stream {
+  public:
+    stream(request r, int32_t n_vocab);  // throws invalid_argument
+
+    // Moves the pieces that are ready to `out`, waiting for some for at most `timeout_ms`. True: it was the end, and the
+    // members below are valid. Throws what made the request fail.
+    bool wait(int timeout_ms, std::vector<piece> & out);
+    // May be called from any thread, also after the end.
+    void cancel() { stop_.ask(); }
+
+    finish_reason       reason() const { return reason_; }
+    const std::string & stop_string() const { return stop_string_; }  // the one that ended it; empty: the end token or none
+    const timings &     times() const { return times_; }
+    int64_t             n_read() const { return n_read_.load(std::memory_order_relaxed); }  // of the prompt, so far
+
+  private:
+    friend class engine;
+
+    enum class step { more, stop, length };
+
+    // The engine's side, in this order for each token. pick() may run on another thread than the rest.
+    void pick(const float * logits, const vocabulary & vocab);  // samples next_; what it throws is kept in pick_error_
+    step take(const vocabulary & vocab);                        // puts next_ into the text; throws pick_error_
+    void hand_over();                                           // what may be shown now
+    void flush();                                               // all of it, before the end
+    void finish(finish_reason reason);
+    void fail(const error & e);
+
+    request             request_;
+    sampler             sampler_;
+    text_stream         text_;
+    stop_request        stop_;
+    std::atomic<int64_t> n_read_{0};
+    int64_t             submitted_us_ = 0;
+    int64_t             started_us_   = 0;  // left the queue
+    int64_t             first_us_     = 0;  // logits of the prompt's last token; 0: not yet
+    uint64_t            order_        = 0;
+
+    const float *          next_logits_  = nullptr;
+    int64_t                last_pick_us_ = 0;
+    int32_t                last_token_   = -1;
+    token_info             next_;
+    std::unique_ptr<error> pick_error_;
+    piece                  pending_;
+    std::vector<float>     filtered_;
+
+    std::mutex              mutex_;
+    std::condition_variable changed_;
+    std::vector<piece>      ready_;
+    finish_reason           reason_ = finish_reason::none;
+    std::string             stop_string_;
+    timings                 times_;
+    std::unique_ptr<error>  error_;
+};
+
+}  // namespace lfmfast
