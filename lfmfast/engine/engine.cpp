@@ -249,7 +249,7 @@ bool engine::admit_one() {
     for (auto & s : waiting) {
         resume_point from;
         if (s->request_.cache_prompt) {
-            from = find(s->request_.prompt);
+            from = find(s->request_.prompt, s->request_.n_cache_reuse > 0);
             if (must_wait(s->request_, from)) {
                 continue;
             }
@@ -261,7 +261,11 @@ bool engine::admit_one() {
             const auto holds    = [&](const slot & at) {
                 return from.n > 0 && at.keep && from.common[static_cast<size_t>(at.id)] >= from.n;
             };
-            const auto rank = [&](const slot & at) { return holds(at) ? (at.n_held == from.n ? 3 : 2) : (at.n_held == 0 ? 1 : 0); };
+            const auto rank = [&](const slot & at) -> size_t {
+                const auto n_min = static_cast<size_t>(s->request_.n_cache_reuse);
+                const size_t more = n_min > 0 && at.keep ? find_runs(at, s->request_.prompt, n_min).n : 0;
+                return more > from.n ? 3 + more : holds(at) ? (at.n_held == from.n ? 3 : 2) : (at.n_held == 0 ? 1 : 0);
+            };
             if (best == nullptr || rank(here) > rank(*best) || (rank(here) == rank(*best) && here.last_used < best->last_used)) {
                 best = &here;
             }

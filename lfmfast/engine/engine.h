@@ -89,6 +89,7 @@ class engine {
         size_t                  n_prompt = 0;
         std::shared_ptr<stream> s;           // null: idle
         bool                    keep  = true;   // what it holds can be trusted
+        bool                    exact = true;   // and is as if read from the beginning; false: runs were moved
         bool                    alone = false;  // retries a pass that failed
         size_t                  n_checked = 0;  // where the last checkpoint was taken
         std::vector<size_t>     cuts;
@@ -101,6 +102,16 @@ class engine {
         prefix_match match;
         prefix_point point;                // what is kept at n
         std::vector<size_t> common;        // of each slot: tokens that it shares with the prompt
+    };
+
+    // Runs of tokens to move; see engine_reuse.cpp.
+    struct reuse_plan {
+        struct run {
+            size_t from, at, n;  // in the sequence, in the prompt, tokens
+        };
+        size_t           n = 0;  // tokens of the prompt that it gives
+        std::vector<run> runs;
+        bytes_ptr        checkpoint;  // the recurrent state at the end, unless it is the sequence's own
     };
 
     // engine.cpp: the loop
@@ -121,12 +132,14 @@ class engine {
     void   fit_to_vocabulary(sampler_params & params);
 
     // engine_memory.cpp: what the context and the tree hold
-    resume_point find(const std::vector<int32_t> & prompt);
+    resume_point find(const std::vector<int32_t> & prompt, bool inexact = false);
     bool   must_wait(const request & r, const resume_point & from);
     void   start(slot & slot, std::shared_ptr<stream> s, const resume_point & from);
     bool   trim(slot & slot, size_t n, const prefix_point & point);  // to its first n tokens
     bool   fill(slot & slot, const std::vector<int32_t> & tokens, const resume_point & from);
-    void   reuse_runs(slot & slot, const std::vector<int32_t> & prompt, size_t n_min);
+    bool   reuse(slot & slot, const request & r, size_t n_exact, size_t & n);
+    reuse_plan find_runs(const slot & slot, const std::vector<int32_t> & prompt, size_t n_min);
+    bool   move_runs(slot & slot, const reuse_plan & plan);
     bool   rebuild(slot & slot);   // after a failed pass
     void   checkpoint(slot & slot, const float * logits = nullptr);
     bool   save(slot & slot);      // to the tree; false: it could not be

@@ -23,12 +23,13 @@ template <typename T> std::shared_ptr<const std::vector<T>> shared(std::vector<T
 
 }  // namespace
 
-engine::resume_point engine::find(const std::vector<int32_t> & prompt) {
+engine::resume_point engine::find(const std::vector<int32_t> & prompt, bool inexact) {
     resume_point out;
     out.match    = tree_.match(prompt.data(), prompt.size());
     size_t there = out.match.n_rows;  // tokens whose attention memory is somewhere
     for (const auto & slot : slots_) {
-        out.common.push_back(slot.keep ? common_prefix(slot.want, slot.n_held, prompt) : 0);
+        const bool usable = slot.keep && (slot.exact || (inexact && !slot.s));
+        out.common.push_back(usable ? common_prefix(slot.want, slot.n_held, prompt) : 0);
         there = std::max(there, out.common.back());
     }
     const size_t limit = prompt.size() - 1;  // the last token must be read to get its logits, unless they are kept
@@ -57,7 +58,7 @@ engine::resume_point engine::find(const std::vector<int32_t> & prompt) {
 bool engine::must_wait(const request & r, const resume_point & from) {
     bool wait = false;
     for (auto & slot : slots_) {
-        if (!slot.s || !slot.keep || slot.n_held >= slot.n_prompt || slot.s->stop_.asked()) {
+        if (!slot.s || !slot.keep || !slot.exact || slot.n_held >= slot.n_prompt || slot.s->stop_.asked()) {
             continue;
         }
         const size_t common = common_prefix(r.prompt, r.prompt.size(), {slot.want.begin(), slot.want.begin() +
@@ -83,8 +84,12 @@ void engine::start(slot & slot, std::shared_ptr<stream> s, const resume_point & 
     const int64_t   now = now_us();
     size_t          n = 0;
     const bool in_place = from.n > 0 && slot.keep && from.common[static_cast<size_t>(slot.id)] >= from.n;
-    if (in_place && trim(slot, from.n, from.point)) {
-        n = from.n;
+    bool       exact    = true;
+    if (reuse(slot, r, from.n, n)) {
+        exact = false;
+    } else if (in_place && trim(slot, from.n, from.point)) {
+        n     = from.n;
+        exact = slot.exact;
     } else {
         save(slot);
         clear(slot);
@@ -98,6 +103,7 @@ void engine::start(slot & slot, std::shared_ptr<stream> s, const resume_point & 
     slot.n_held       = n;
     slot.n_checked    = n;
     slot.keep         = true;
+    slot.exact        = exact;
     slot.alone        = false;
     slot.logits_us    = 0;
     slot.last_used    = ++clock_;
@@ -193,7 +199,7 @@ bool engine::rebuild(slot & slot) {
     const auto match = tree_.match(slot.want.data(), slot.n_held);
     size_t     n     = params_.can_cut ? slot.n_held : 0;
     prefix_point point;
-    if (slot.keep) {
+    if (slot.keep && slot.exact) {
         for (const auto & p : match.points) {
             if (!params_.can_cut && p.checkpoint && p.n_tokens <= slot.n_held) {
                 n     = p.n_tokens;
@@ -219,7 +225,7 @@ bool engine::rebuild(slot & slot) {
 }
 
 void engine::checkpoint(slot & slot, const float * logits) {
-    if (!slot.keep || slot.n_held == 0 || (params_.can_cut && logits == nullptr)) {
+    if (!slot.keep || !slot.exact || slot.n_held == 0 || (params_.can_cut && logits == nullptr)) {
         return;
     }
     slot.n_checked = slot.n_held;
@@ -235,7 +241,7 @@ void engine::checkpoint(slot & slot, const float * logits) {
 }
 
 bool engine::save(slot & slot) {
-    if (!slot.keep || slot.n_held == 0) {
+    if (!slot.keep || !slot.exact || slot.n_held == 0) {
         return false;
     }
     const auto match = tree_.match(slot.want.data(), slot.n_held);
@@ -275,6 +281,7 @@ void engine::set_layout(const kv_layout & layout) {
 void engine::clear(slot & slot) {
     slot.n_held    = 0;
     slot.n_checked = 0;
+    slot.exact     = true;
     slot.want.clear();
     if (!decoder_->seq_rm(slot.id, -1, -1)) {
         throw error(error_code::internal, "sequence " + std::to_string(slot.id) + " can't be cleared", slot.id);
