@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from lfmfast import templates
 from lfmfast.errors import BusyError, ParameterError, TemplateError
-from lfmfast.stream import Stream
+from lfmfast.stream import Answer, Stream
 from lfmfast.types import Completion, Timings
 
 if TYPE_CHECKING:
+    from lfmfast.aio import AsyncStream, Request
     from lfmfast.model import Message, Model
 
 __all__ = ["Chat"]
+
+S = TypeVar("S")
 
 
 class _Chunk(NamedTuple):
@@ -76,7 +80,9 @@ class Chat:
         self._n_known = 0
         self._timings: Timings | None = None
         self._lock = threading.Lock()
-        self._owner: int | None = None
+        self._owner: int | None = None  # the thread; of a reply in an event loop, the loop's
+        self._waiting: deque[Callable[[], bool]] = deque()  # event loops that want the lock
+        self._request: Request | None = None  # the one that has it, if it is an event loop's
 
     # --- history ---
 
@@ -171,10 +177,10 @@ class Chat:
         **options
             As for :meth:`Model.stream`: `max_tokens`, `stop`, `sampling`, `logprobs`, `temperature`, ...
         """
-        message = dict(content) if isinstance(content, Mapping) else {"role": "user", "content": content}
+        said = self._said(content)
         self._acquire()
         try:
-            return self._reply([*self._messages, copy.deepcopy(message)], prefill, options)
+            return self._reply([*self._messages, said], prefill, options, self.model._submit)
         except BaseException:
             self._release()
             raise
@@ -192,10 +198,7 @@ class Chat:
         """Replace the last reply with a new one. The old one stays if the new one fails."""
         self._acquire()
         try:
-            if not self._messages or self._messages[-1]["role"] != "assistant":
-                raise TemplateError("there is no reply to regenerate: the last message is not the assistant's")
-            self._n_known = 0
-            reply = self._reply(self._messages[:-1], options.pop("prefill", None), options)
+            reply = self._another_reply(options, self.model._submit)
         except BaseException:
             self._release()
             raise
@@ -204,7 +207,33 @@ class Chat:
         with reply:
             return reply.result()
 
-    def _reply(self, messages: list[dict[str, Any]], prefill: str | None, options: dict[str, Any]) -> Stream:
+    def astream(self, content: str | Sequence[Any] | Message, *, prefill: str | None = None, **options: Any) -> AsyncStream:
+        """:meth:`stream` for an event loop: ``async for piece in chat.astream("Hello!"): ...``.
+
+        It waits for its turn without holding up the loop. Asked for by the task that already has a reply of this chat
+        open, it raises BusyError.
+        """
+        from lfmfast import aio
+
+        return aio.say(self, content, prefill, options)
+
+    async def asend(self, content: str | Sequence[Any] | Message, **options: Any) -> Completion:
+        """:meth:`send` for an event loop."""
+        async with self.astream(content, **options) as stream:
+            return await stream.result()
+
+    @staticmethod
+    def _said(content: str | Sequence[Any] | Message) -> dict[str, Any]:
+        return copy.deepcopy(dict(content) if isinstance(content, Mapping) else {"role": "user", "content": content})
+
+    def _another_reply(self, options: dict[str, Any], submit: Callable[..., S]) -> S:
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            raise TemplateError("there is no reply to regenerate: the last message is not the assistant's")
+        self._n_known = 0
+        return self._reply(self._messages[:-1], options.pop("prefill", None), options, submit)
+
+    def _reply(self, messages: list[dict[str, Any]], prefill: str | None, options: dict[str, Any],
+               submit: Callable[..., S]) -> S:  # fmt: skip
         blocks, n_known = list(self._blocks), self._n_known
         asked = messages if prefill is None else [*messages, {"role": "assistant", "content": prefill}]
         try:
@@ -214,21 +243,21 @@ class Chat:
             self._blocks, self._n_known = blocks, n_known
             raise
 
-        def on_end(stream: Stream) -> None:
+        def on_end(answer: Answer) -> None:
             try:
-                if stream.finish_reason is None or (stream.finish_reason == "cancelled" and not stream.tokens):
+                if answer.finish_reason is None or (answer.finish_reason == "cancelled" and not answer.tokens):
                     self._blocks, self._n_known = blocks, n_known
                     return
-                self._timings = stream.timings
-                self._blocks.append(self._answer_chunks(self._blocks.pop() if self._blocks else [], stream.tokens))
-                text = (opening if prefill is None else prefill) + stream.text
+                self._timings = answer.timings
+                self._blocks.append(self._answer_chunks(self._blocks.pop() if self._blocks else [], answer.tokens))
+                text = (opening if prefill is None else prefill) + answer.text
                 self._messages = [*messages, {"role": "assistant", "content": text}]
                 self._advance(self._messages, add_generation_prompt=False)
             finally:
                 self._release()
 
         try:
-            return self.model._submit(ids, on_end=on_end, **options)
+            return submit(ids, on_end=on_end, **options)
         except BaseException:
             self._blocks, self._n_known = blocks, n_known
             raise
@@ -301,10 +330,27 @@ class Chat:
         self._lock.acquire()
         self._owner = threading.get_ident()
 
+    def _acquire_now(self, when_free: Callable[[], bool]) -> bool:
+        """Without waiting. False: `when_free` will be called, by some thread, when it is worth another try; False from it
+        means that nobody tries any more."""
+        self._waiting.append(when_free)  # first, so that no release between is missed
+        if not self._lock.acquire(blocking=False):
+            return False
+        with suppress(ValueError):
+            self._waiting.remove(when_free)
+        self._owner = threading.get_ident()
+        return True
+
     def _release(self) -> None:
         if self._owner is not None:
-            self._owner = None
+            self._owner = self._request = None
             self._lock.release()
+            self._wake_next()
+
+    def _wake_next(self) -> None:
+        with suppress(IndexError):
+            while not self._waiting.popleft()():
+                pass
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lfmfast import _model, templates
 from lfmfast._cpu import default_cache_bytes, default_threads
-from lfmfast._engine import Engine
+from lfmfast._engine import Engine, Mailbox
+from lfmfast._engine import Stream as NativeStream
 from lfmfast.errors import ClosedError, ParameterError, TemplateError
 from lfmfast.params import SamplingParams
 from lfmfast.presets import DefaultSampling, default_sampling
-from lfmfast.stream import Stream
+from lfmfast.stream import Answer, Stream
 from lfmfast.types import Completion
 
 if TYPE_CHECKING:
@@ -386,7 +387,10 @@ class Model:
 
         return Chat(self, system, tools=tools, messages=messages, **template_options)
 
-    def _submit(
+    def _submit(self, tokens: Sequence[int], *, on_end: Callable[[Answer], None] | None = None, **options: Any) -> Stream:
+        return Stream(self._native_stream(tokens, **options), on_end)
+
+    def _native_stream(
         self,
         tokens: Sequence[int],
         *,
@@ -395,9 +399,10 @@ class Model:
         sampling: SamplingParams | None = None,
         logprobs: int | None = None,
         cache_prompt: bool = True,
-        on_end: Callable[[Stream], None] | None = None,
+        mailbox: Mailbox | None = None,
+        mailbox_id: int = 0,
         **sampling_overrides: Any,
-    ) -> Stream:
+    ) -> NativeStream:
         if self._closed:
             raise ClosedError("the model was closed")
         if max_tokens is not None:
@@ -411,9 +416,9 @@ class Model:
         params = SamplingParams() if sampling is None else sampling
         params = params.merged(**sampling_overrides).resolved(self.default_sampling.params)
         suppress = [t for t in self._end_tokens if params.ignore_eos]
-        native = self._engine.submit(tokens, params, suppress=suppress, max_tokens=-1 if max_tokens is None else max_tokens,
-                                     stop=stops, n_logprobs=-1 if logprobs is None else logprobs, cache_prompt=cache_prompt)
-        return Stream(native, on_end)
+        return self._engine.submit(tokens, params, suppress=suppress, max_tokens=-1 if max_tokens is None else max_tokens,
+                                   stop=stops, n_logprobs=-1 if logprobs is None else logprobs, cache_prompt=cache_prompt,
+                                   mailbox=mailbox, mailbox_id=mailbox_id)  # fmt: skip
 
     @functools.cached_property
     def _end_tokens(self) -> list[int]:

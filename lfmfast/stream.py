@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lfmfast.errors import ForkError
 from lfmfast.types import Completion, FinishReason, Piece, Timings, TokenLogprob, Usage
@@ -14,26 +14,127 @@ from lfmfast.types import Completion, FinishReason, Piece, Timings, TokenLogprob
 if TYPE_CHECKING:
     from lfmfast._engine import Stream as NativeStream
 
-__all__ = ["Stream"]
+__all__ = ["Answer", "Stream", "StreamFacts"]
 
 
-class Stream(Iterator[Piece]):
+class Answer:
+    """What came of an answer so far, and the way from the engine's items to pieces: the same for all kinds of streams.
+
+    `on_end` is called once: with the last piece, or when it is known that none will come (`end` is None then).
+    """
+
+    def __init__(self, on_end: Callable[[Answer], None] | None = None) -> None:
+        self.texts: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.end: Piece | None = None
+        self.stop_string: str | None = None
+        self.on_end = on_end
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return None if self.end is None else self.end.finish_reason
+
+    @property
+    def timings(self) -> Timings | None:
+        return None if self.end is None else self.end.timings
+
+    def take(self, native: NativeStream, items: Sequence[Any]) -> list[Piece]:
+        """The pieces that `items` are, which `native` just gave; the last one too, if that was the end."""
+        pieces = []
+        for data, tokens, logprobs, _ in items:
+            values = None
+            if logprobs is not None:
+                values = tuple(TokenLogprob(t, lp, top) for t, (lp, top) in zip(tokens, logprobs, strict=True))
+                self.logprobs = self.logprobs or []
+                self.logprobs += values
+            text = self._decoder.decode(data)
+            self.texts.append(text)
+            self.tokens.extend(tokens)
+            pieces.append(Piece(text, tokens, values))
+        if native.done:
+            self.end = self._last_piece(native, pieces.pop() if pieces else Piece(""))
+            pieces.append(self.end)
+            self.finish()
+        return pieces
+
+    def _last_piece(self, native: NativeStream, piece: Piece) -> Piece:
+        t = native.timings
+        tail = self._decoder.decode(b"", final=True)
+        if tail:
+            self.texts.append(tail)
+        usage = Usage(t["n_prompt"], t["n_predicted"], t["n_cached"])
+        timings = Timings(t["n_prompt"], t["n_cached"], t["prompt_us"] / 1e3, t["n_predicted"], t["predict_us"] / 1e3,
+                          t["wait_us"] / 1e3, t["decode_us"] / 1e3, t["sample_us"] / 1e3, t["text_us"] / 1e3,
+                          t["emit_us"] / 1e3)
+        reason: FinishReason = native.finish_reason  # type: ignore[assignment]
+        self.stop_string = native.stop_string
+        return Piece(piece.text + tail, piece.tokens, piece.logprobs, reason, usage, timings)
+
+    def finish(self) -> None:
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end(self)
+
+    def completion(self) -> Completion:
+        end = self.end
+        if end is None:
+            raise RuntimeError("the stream was closed before its end")
+        assert end.finish_reason and end.usage and end.timings
+        return Completion(self.text, tuple(self.tokens), end.finish_reason, end.usage, end.timings,
+                          None if self.logprobs is None else tuple(self.logprobs))
+
+
+class StreamFacts:
+    """What a stream can tell of its answer so far."""
+
+    _answer: Answer
+
+    @property
+    def text(self) -> str:
+        """The text received so far."""
+        return self._answer.text
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens received so far, without the end token."""
+        return tuple(self._answer.tokens)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._answer.stop_string
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._answer.finish_reason
+
+    @property
+    def usage(self) -> Usage | None:
+        return None if self._answer.end is None else self._answer.end.usage
+
+    @property
+    def timings(self) -> Timings | None:
+        return self._answer.timings
+
+
+class Stream(StreamFacts, Iterator[Piece]):
     """The pieces of one answer, as they come.
 
     The work has begun when you get the object. Leaving early (``break``, :meth:`close`, dropping it) cancels the work and
     waits until the model is free again. Ctrl-C does too and raises KeyboardInterrupt.
     """
 
-    def __init__(self, native: NativeStream, on_end: Callable[[Stream], None] | None = None) -> None:
+    def __init__(self, native: NativeStream, on_end: Callable[[Answer], None] | None = None) -> None:
         self._native = native
         self._pid = os.getpid()
-        self._on_end = on_end
+        self._answer = Answer(on_end)
         self._pieces: list[Piece] = []  # ready, in reverse order
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._texts: list[str] = []
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprob] | None = None
-        self._end: Piece | None = None
         self._closed = False
 
     def __iter__(self) -> Stream:
@@ -43,7 +144,7 @@ class Stream(Iterator[Piece]):
         if os.getpid() != self._pid:  # also while pieces are left that came before the fork
             raise ForkError(f"this stream belongs to process {self._pid} and can't be read in process {os.getpid()}")
         while not self._pieces:
-            if self._closed or self._end is not None:
+            if self._closed or self._answer.end is not None:
                 raise StopIteration
             self._receive()
         return self._pieces.pop()
@@ -56,81 +157,16 @@ class Stream(Iterator[Piece]):
             raise
         except BaseException:
             self._closed = True
-            self._finish()
+            self._answer.finish()
             raise
-        done = self._native.done
-        pieces = []
-        for data, tokens, logprobs, _ in items:
-            values = None
-            if logprobs is not None:
-                values = tuple(TokenLogprob(t, lp, top) for t, (lp, top) in zip(tokens, logprobs, strict=True))
-                self._logprobs = [*(self._logprobs or ()), *values]
-            text = self._decoder.decode(data)
-            self._texts.append(text)
-            self._tokens.extend(tokens)
-            pieces.append(Piece(text, tokens, values))
-        if done:
-            self._end = self._last_piece(pieces.pop() if pieces else Piece(""))
-            pieces.append(self._end)
-            self._finish()
-        pieces.reverse()
-        self._pieces = pieces
-
-    def _last_piece(self, piece: Piece) -> Piece:
-        t = self._native.timings
-        tail = self._decoder.decode(b"", final=True)
-        if tail:
-            self._texts.append(tail)
-        usage = Usage(t["n_prompt"], t["n_predicted"], t["n_cached"])
-        timings = Timings(t["n_prompt"], t["n_cached"], t["prompt_us"] / 1e3, t["n_predicted"], t["predict_us"] / 1e3,
-                          t["wait_us"] / 1e3, t["decode_us"] / 1e3, t["sample_us"] / 1e3, t["text_us"] / 1e3,
-                          t["emit_us"] / 1e3)
-        reason: FinishReason = self._native.finish_reason  # type: ignore[assignment]
-        return Piece(piece.text + tail, piece.tokens, piece.logprobs, reason, usage, timings)
-
-    def _finish(self) -> None:
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end(self)
-
-    # --- what came so far ---
-
-    @property
-    def text(self) -> str:
-        """The text received so far."""
-        return "".join(self._texts)
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """The tokens received so far, without the end token."""
-        return tuple(self._tokens)
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the answer, if one did."""
-        return self._native.stop_string if self._end is not None else None
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return None if self._end is None else self._end.finish_reason
-
-    @property
-    def usage(self) -> Usage | None:
-        return None if self._end is None else self._end.usage
-
-    @property
-    def timings(self) -> Timings | None:
-        return None if self._end is None else self._end.timings
+        self._pieces = self._answer.take(self._native, items)
+        self._pieces.reverse()
 
     def result(self) -> Completion:
         """Read to the end and give the whole answer, pieces that were already read included."""
         for _ in self:
             pass
-        if self._end is None:
-            raise RuntimeError("the stream was closed before its end")
-        assert self._end.finish_reason and self._end.usage and self._end.timings
-        return Completion(self.text, self.tokens, self._end.finish_reason, self._end.usage, self._end.timings,
-                          None if self._logprobs is None else tuple(self._logprobs))
+        return self._answer.completion()
 
     def cancel(self) -> None:
         """Ask the engine to stop, from any thread; the stream then ends with finish reason "cancelled"."""
@@ -145,13 +181,10 @@ class Stream(Iterator[Piece]):
             if not self._native.done:
                 self._native.cancel()
                 while not self._native.done:
-                    for data, tokens, _, _ in self._native.wait():
-                        self._texts.append(self._decoder.decode(data))
-                        self._tokens.extend(tokens)
-                self._end = self._last_piece(Piece(""))
+                    self._answer.take(self._native, self._native.wait())
         finally:
             self._pieces.clear()
-            self._finish()
+            self._answer.finish()
 
     def __enter__(self) -> Stream:
         return self
@@ -164,4 +197,4 @@ class Stream(Iterator[Piece]):
             try:
                 self.close()
             except Exception:  # in a forked child, or of a closed model: there is nothing left to stop
-                self._finish()
+                self._answer.finish()
