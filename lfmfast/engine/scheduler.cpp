@@ -29,16 +29,17 @@ std::vector<pass_item> scheduler::next(const std::vector<sequence_view> & runnin
     const auto earlier = [](const sequence_view * a, const sequence_view & b) { return a == nullptr || b.order < a->order; };
     const sequence_view * alone = nullptr;
     const sequence_view * first = nullptr;  // of those that read a prompt
-    int32_t low = INT32_MAX, high = -1;     // of those that generate
+    bool    generating = false;
+    int32_t low = INT32_MAX, high = -1;     // of those that a step is for
     for (const auto & s : running) {
         if (s.alone) {
             alone = earlier(alone, s) ? &s : alone;
-        } else if (s.n_pending == 1) {
-            low  = std::min(low, s.id);
-            high = std::max(high, s.id);
+        } else if (s.n_pending <= n_in_steps) {
+            generating = generating || s.n_pending == 1;
+            low        = std::min(low, s.id);
+            high       = std::max(high, s.id);
         }
     }
-    const bool generating = high >= 0;
     for (const auto & s : running) {
         if (!s.alone && s.n_pending > (generating ? n_in_steps : 1) && earlier(first, s)) {
             first = &s;
@@ -54,7 +55,7 @@ std::vector<pass_item> scheduler::next(const std::vector<sequence_view> & runnin
     prompt_last_ = false;
     std::vector<pass_item> step;
     for (const auto & s : running) {
-        // A prompt between two sequences that generate gives a token too: without it the step would fall in two passes.
+        // A prompt between two of them gives a token too: without it the step would fall in two passes.
         if (s.n_pending <= n_in_steps || (s.id > low && s.id < high)) {
             step.push_back({s.id, 1});
         }
@@ -96,8 +97,10 @@ std::vector<int32_t> free_places(const std::vector<int32_t> & running, int32_t n
 std::optional<sequence_move> closing_move(const std::vector<sequence_size> & running) {
     for (size_t i = 1; i < running.size(); ++i) {
         if (running[i].id > running[i - 1].id + 1) {
-            const auto & shorter = running.front().n_tokens < running.back().n_tokens ? running.front() : running.back();
-            return sequence_move{shorter.id, running[i - 1].id + 1};
+            // To the side of the gap where it stays: next to the others.
+            const bool front = running.front().n_tokens < running.back().n_tokens;
+            return front ? sequence_move{running.front().id, running[i].id - 1}
+                         : sequence_move{running.back().id, running[i - 1].id + 1};
         }
     }
     return std::nullopt;
