@@ -80,10 +80,16 @@ def run(scenario: str, words: Words, model_file: Path, args: argparse.Namespace)
         inputs = 128 if scenario == "hand-over" else scenarios.SCENARIOS[scenario][0](words, Random(f"{scenario} {repeat}"))
         order = list(runs)
         for side in order[repeat % len(order):] + order[:repeat % len(order)]:
-            print(f"\r  {scenario}: {repeat + 1}/{args.repeats} {side:14}", end="", file=sys.stderr, flush=True)
+            progress(f"{scenario}: {repeat + 1}/{args.repeats} {side}")
             runs[side].append(measure(side, scenario, inputs, model_file, args))
-    print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+    progress("")
     return runs
+
+
+def progress(text: str) -> None:
+    """Replace the line on the terminal."""
+    if sys.stderr.isatty():
+        print(f"\r{text:60}\r", end="", file=sys.stderr, flush=True)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

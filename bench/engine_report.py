@@ -75,19 +75,18 @@ def distinct(runs: Runs) -> Iterator[Verdict]:
 
 
 def _turns(runs: Runs, side: str, key: str) -> list[float]:
-    return [statistics.median(turn) for turn in zip(*values(runs, side, key), strict=True)]  # type: ignore[call-overload]
+    return [statistics.median(turn) for turn in zip(*(run[key] for run in runs[side]), strict=True)]
 
 
 def _chat(runs: Runs, title: str) -> Iterator[Verdict]:
     print(f"c  {title}: prompt tokens processed (time to first token, ms), medians per turn")
-    columns = [_turns(runs, next(iter(runs)), "new")]
     print(f"  {'turn':4} {'new':>5}" + "".join(f" {side:>16}" for side in runs))
-    for turn, new in enumerate(columns[0]):
+    for turn, new in enumerate(_turns(runs, next(iter(runs)), "new")):
         row = "".join(f" {_turns(runs, side, 'processed')[turn]:7.0f} ({_turns(runs, side, 'ttft_ms')[turn]:6.0f})"
                       for side in runs)
         print(f"  {turn + 1:4} {new:5.0f}{row}")
     for side in runs:
-        later = [sum(times[1:]) for times in values(runs, side, "ttft_ms")]  # type: ignore[index]
+        later = [sum(run["ttft_ms"][1:]) for run in runs[side]]
         print(f"  {side:14} time to first token, sum of the later turns {report.spread(later)} ms")
     if "ours" in runs:
         more = [p - n for run in runs["ours"] for p, n in zip(run["processed"], run["new"], strict=True)]

@@ -112,7 +112,7 @@ class ServerRequest(Request):
         super().__init__()
         self._response: http.client.HTTPResponse | None = None
         chat = isinstance(prompt[0], dict)
-        body = {"stream": True, "cache_prompt": True, "ignore_eos": True, "seed": seed, **SAMPLING}
+        body: dict[str, Any] = {"stream": True, "cache_prompt": True, "ignore_eos": True, "seed": seed, **SAMPLING}
         body |= {"messages": prompt, "max_tokens": n_tokens} if chat else {"prompt": prompt, "n_predict": n_tokens}
         self._chat = chat
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
