@@ -13,6 +13,7 @@ logging.getLogger("lfmfast").addHandler(logging.NullHandler())  # quiet unless t
 
 if TYPE_CHECKING:
     from lfmfast._build import build_info
+    from lfmfast.aio import AsyncChat, AsyncModel, AsyncStream
     from lfmfast.chat import Chat
     from lfmfast.errors import (
         BusyError,
@@ -39,10 +40,12 @@ if TYPE_CHECKING:
 # Where each public name lives. Imported at first use, so that `lfmfast --help` does not load the native engine.
 _HOMES = {
     "lfmfast._build": ("build_info",),
+    "lfmfast.aio": ("AsyncChat", "AsyncModel", "AsyncStream"),
     "lfmfast.chat": ("Chat",),
     "lfmfast.errors": (
-        "BusyError", "CancelledError", "ClosedError", "ContextFullError", "DecodeError", "ForkError", "HubError",
-        "LfmfastError", "ModelLoadError", "ParameterError", "SamplingError", "StateError", "TemplateError",
+        "BusyError", "CancelledError", "ClosedError", "ContextFullError", "DeadlineError", "DecodeError", "ForkError",
+        "HubError", "LfmfastError", "ModelLoadError", "ParameterError", "QueueFullError", "SamplingError", "StateError",
+        "TemplateError",
     ),
     "lfmfast.model": ("Model",),
     "lfmfast.params": ("SamplingParams",),
@@ -52,6 +55,9 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AsyncChat",
+    "AsyncModel",
+    "AsyncStream",
     "BusyError",
     "CancelledError",
     "Chat",

@@ -15,7 +15,8 @@ from lfmfast.stream import Answer, Stream
 from lfmfast.types import Completion, Timings
 
 if TYPE_CHECKING:
-    from lfmfast.aio import AsyncStream, Request
+    from lfmfast._dispatch import Request
+    from lfmfast.aio import AsyncStream
     from lfmfast.model import Message, Model
 
 __all__ = ["Chat"]

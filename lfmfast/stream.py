@@ -76,6 +76,11 @@ class Answer:
         self.stop_string = native.stop_string
         return Piece(piece.text + tail, piece.tokens, piece.logprobs, reason, usage, timings)
 
+    def end_unbegun(self) -> Piece:
+        """The last piece of a request that was cancelled before the engine had it."""
+        self.end = Piece("", (), None, "cancelled", Usage(0, 0, 0), Timings(0, 0, 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+        return self.end
+
     def finish(self) -> None:
         on_end, self.on_end = self.on_end, None
         if on_end is not None:

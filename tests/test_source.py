@@ -21,9 +21,10 @@ TOUCHES_LLAMA = {"backend.cpp", "build_info.cpp", "context.cpp", "gguf_header.cp
 
 # A module may import modules of a lower number, and of its own number. Plain modules (0) never import native ones.
 PLAIN, NATIVE, LOWLEVEL, MODEL, CHAT, ASYNC, BATCH, SERVER, CLI = range(9)
-LAYERS = {"lowlevel": LOWLEVEL, "stream": LOWLEVEL, "_build": LOWLEVEL, "model": MODEL, "chat": CHAT, "aio": ASYNC,
+LAYERS = {"lowlevel": LOWLEVEL, "stream": LOWLEVEL, "_build": LOWLEVEL, "model": MODEL, "chat": CHAT, "aio": ASYNC, "_dispatch": ASYNC,
           "batch": BATCH, "server": SERVER, "cli": CLI, "__main__": CLI}
-UPWARD = {("model", "chat")}  # Model.chat() makes a Chat; imported when called
+# Model.chat() makes a Chat, Chat.astream() an AsyncStream: imported when called. A Chat knows the request that has its turn.
+UPWARD = {("model", "chat"), ("chat", "aio"), ("chat", "_dispatch")}
 
 
 def files(*suffixes: str) -> list[Path]:

@@ -1,0 +1,352 @@
+"""AsyncModel, AsyncChat, AsyncStream: the same for programs that run an asyncio event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
+
+from lfmfast._dispatch import Request
+from lfmfast.chat import Chat
+from lfmfast.errors import CancelledError, ForkError, QueueFullError
+from lfmfast.model import Message, Model
+from lfmfast.stream import StreamFacts
+from lfmfast.types import Completion, Piece
+
+if TYPE_CHECKING:
+    from lfmfast._engine import Stream as NativeStream
+
+__all__ = ["AsyncChat", "AsyncModel", "AsyncStream"]
+
+#: Characters (or token ids) of a prompt from which on it is rendered and tokenised in a thread: some milliseconds of work.
+LONG_PROMPT = 16384
+#: Requests that :meth:`AsyncModel.generate` has under way at most.
+MANY_REQUESTS = 256
+
+
+class AsyncStream(StreamFacts, AsyncIterator[Piece]):
+    """The pieces of one answer, as they come, for ``async for``; one consumer, in the event loop that asked for it.
+
+    The work has begun when you get the object. Leaving early cancels it: cancelling the task that reads, :meth:`aclose`, the
+    end of ``async with``, dropping the stream, closing the event loop. A consumer that is slow holds nobody up: what it has
+    not read waits, and comes as one piece when it is much.
+
+    Examples
+    --------
+    >>> async def main():
+    ...     async with AsyncModel(model).stream("Once", max_tokens=8) as stream:
+    ...         async for piece in stream:
+    ...             print(piece.text, end="")
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._answer = request.answer
+        self._pid = os.getpid()
+        self._closed = False
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Piece:
+        self._check_pid()
+        request = self._request
+        while not request.unread:
+            self._raise_error()
+            if self._closed or request.over:
+                raise StopAsyncIteration
+            await self._news()
+        return request.next_piece()
+
+    def _check_pid(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkError(f"this stream belongs to process {self._pid} and can't be read in process {os.getpid()}")
+
+    def _raise_error(self) -> None:
+        error, self._request.error = self._request.error, None
+        if error is not None:
+            self._closed = True
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
+
+    async def _news(self) -> None:
+        try:
+            await self._request.changed()
+        except asyncio.CancelledError:
+            self._closed = True
+            self._request.drop()
+            raise
+
+    async def result(self) -> Completion:
+        """Read to the end and give the whole answer, pieces that were already read included."""
+        self._check_pid()
+        request = self._request
+        while not request.over and not self._closed:
+            await self._news()
+        request.unread.clear()
+        self._raise_error()
+        return self._answer.completion()
+
+    def cancel(self) -> None:
+        """Ask the engine to stop, from any thread; the stream then ends with finish reason "cancelled"."""
+        self._check_pid()
+        self._request.stop()
+
+    async def aclose(self) -> None:
+        """Stop the work, wait until it has stopped (at most one step of the model), and drop the rest."""
+        self._check_pid()
+        self._closed = True
+        self._request.drop()
+        while not self._request.over:
+            await self._request.changed()
+        self._request.error = None
+
+    async def __aenter__(self) -> AsyncStream:
+        self._check_pid()
+        while self._request.native is None and not self._request.over:
+            await self._news()
+        if self._request.native is None:
+            self._raise_error()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if getattr(self, "_pid", 0) == os.getpid() and not self._request.over:
+            self._request.drop()
+
+
+class AsyncModel:
+    """A :class:`Model` for programs with an event loop. One model can serve several loops, and threads beside them.
+
+    Parameters
+    ----------
+    model : Model
+        An opened one; :meth:`load` and :meth:`from_pretrained` open one without holding up the loop.
+
+    Examples
+    --------
+    >>> async def main():
+    ...     async with await AsyncModel.load(demo_path) as model:
+    ...         done = await model.generate([{"role": "user", "content": "Name a color."}], temperature=0)
+    ...         print(done.text)
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @classmethod
+    async def load(cls, path: str | os.PathLike[str], **options: Any) -> AsyncModel:
+        """Open a model file in a thread; parameters as for :class:`Model`. Cancelling it stops the loading."""
+        return cls(await _in_thread(lambda progress: Model(path, **{**options, "progress": progress}), options.get("progress")))
+
+    @classmethod
+    async def from_pretrained(cls, name: str, **options: Any) -> AsyncModel:
+        """Open a model of the Hugging Face Hub in a thread; parameters as for :meth:`Model.from_pretrained`."""
+        return cls(await _in_thread(lambda progress: Model.from_pretrained(name, **{**options, "progress": progress}),
+                                    options.get("progress")))  # fmt: skip
+
+    def stream(self, prompt: str | Sequence[Any], *, tools: Sequence[Any] | None = None, continue_final_message: bool = False,
+               template_options: Mapping[str, Any] | None = None, **options: Any) -> AsyncStream:  # fmt: skip
+        """Generate, piece by piece; parameters as for :meth:`Model.stream`.
+
+        What :meth:`Model.stream` raises is raised here; with a prompt so long that a thread tokenises it, by the first
+        ``await`` (``async with`` is one).
+        """
+        model = self.model
+
+        def make(submit: Callable[..., NativeStream]) -> NativeStream:
+            return submit(model.encode(prompt, tools=tools, continue_final_message=continue_final_message,
+                                       **(template_options or {})), **options)  # fmt: skip
+
+        return AsyncStream(Request(model, make, long=_size(prompt) > LONG_PROMPT))
+
+    @overload
+    async def generate(self, prompt: str | Sequence[int] | Sequence[Message], *, n: Literal[1] = 1,
+                       **options: Any) -> Completion: ...  # fmt: skip
+    @overload
+    async def generate(self, prompt: str | Sequence[Any], **options: Any) -> Any: ...
+    async def generate(self, prompt: str | Sequence[Any], *, n: int = 1, progress: Callable[[int, int], None] | None = None,
+                       return_errors: bool = False, **options: Any) -> Any:  # fmt: skip
+        """Generate whole answers; options as for :meth:`Model.generate`.
+
+        Parameters
+        ----------
+        prompt
+            A prompt as for :meth:`stream`, or a list of prompts, each a str or a list.
+        n : int
+            Answers to one prompt, which is read once.
+        progress : callable, optional
+            Called with the number of answers that are done, and that there will be.
+        return_errors : bool
+            Put the exception in the place of an answer that failed, instead of stopping all of them and raising it.
+
+        Returns
+        -------
+        Completion, or list of Completion in the order of the prompts
+        """
+        if n != 1 or (not isinstance(prompt, str) and prompt and isinstance(prompt[0], (str, list, tuple))):
+            prompts = [prompt] * n if n != 1 else list(prompt)
+            return await self._generate_many(prompts, progress, return_errors, options)
+        return await _whole(self.stream(prompt, **options))
+
+    async def _generate_many(self, prompts: list[Any], progress: Callable[[int, int], object] | None, return_errors: bool,
+                             options: dict[str, Any]) -> list[Completion | Exception]:  # fmt: skip
+        results: list[Completion | Exception | None] = [None] * len(prompts)
+        waiting, running = deque(range(len(prompts))), dict[asyncio.Task[Completion], int]()
+
+        def done(i: int, result: Completion | Exception) -> None:
+            if isinstance(result, QueueFullError):  # by others' requests: again in a moment
+                waiting.appendleft(i)
+                return
+            if isinstance(result, Exception) and not return_errors:
+                raise result
+            results[i] = result
+            if progress is not None:
+                progress(len(prompts) - len(waiting) - len(running), len(prompts))
+
+        try:
+            while waiting or running:
+                is_full = False
+                while waiting and len(running) < MANY_REQUESTS and not is_full:
+                    i = waiting.popleft()
+                    try:
+                        running[asyncio.ensure_future(_whole(self.stream(prompts[i], **options)))] = i
+                    except Exception as error:
+                        is_full = isinstance(error, QueueFullError)
+                        done(i, error)
+                if running:
+                    finished, _ = await asyncio.wait(running, timeout=0.05 if is_full else None,
+                                                     return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+                    for task in finished:
+                        failure = task.exception()
+                        done(running.pop(task), task.result() if failure is None else cast(Exception, failure))
+                elif waiting:
+                    await asyncio.sleep(0.01)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return cast("list[Completion | Exception]", results)
+
+    def chat(self, system: str | None = None, *, tools: Sequence[Any] | None = None, messages: Iterable[Message] = (),
+             **template_options: Any) -> AsyncChat:  # fmt: skip
+        """Begin a conversation; see :class:`Chat`."""
+        return AsyncChat(Chat(self.model, system, tools=tools, messages=messages, **template_options))
+
+    async def close(self) -> None:
+        """Cancel what is running and free everything; streams end with finish reason "cancelled"."""
+        await asyncio.to_thread(self.model.close)
+
+    async def __aenter__(self) -> AsyncModel:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<lfmfast.AsyncModel of {self.model!r}>"
+
+
+class AsyncChat:
+    """A conversation of an :class:`AsyncModel`, one reply at a time: who asks meanwhile waits for the turn.
+
+    The task that has a reply open gets BusyError if it asks for another.
+
+    Parameters
+    ----------
+    chat : Chat
+        The conversation itself, with its history; see there.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat = chat
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """A copy of the history, the system message included."""
+        return self.chat.messages
+
+    def stream(self, content: str | Sequence[Any] | Message, *, prefill: str | None = None, **options: Any) -> AsyncStream:
+        """Say something and get the reply piece by piece; as :meth:`Chat.stream`."""
+        return say(self.chat, content, prefill, options)
+
+    async def send(self, content: str | Sequence[Any] | Message, **options: Any) -> Completion:
+        """Say something and get the whole reply."""
+        return await self.chat.asend(content, **options)
+
+    @overload
+    def regenerate(self, *, stream: Literal[False] = False, **options: Any) -> Awaitable[Completion]: ...
+    @overload
+    def regenerate(self, *, stream: Literal[True], **options: Any) -> AsyncStream: ...
+    def regenerate(self, *, stream: bool = False, **options: Any) -> Awaitable[Completion] | AsyncStream:
+        """Replace the last reply with a new one: ``await`` it, or with ``stream=True`` iterate over it."""
+        chat = self.chat
+        long = _size(chat._messages) > LONG_PROMPT
+        reply = AsyncStream(Request(chat.model, lambda submit: chat._another_reply(options, submit), long=long, chat=chat))
+        return reply if stream else _whole(reply)
+
+    def __repr__(self) -> str:
+        return f"<lfmfast.AsyncChat of {len(self.chat._messages)} messages on {self.chat.model!r}>"
+
+
+def say(chat: Chat, content: str | Sequence[Any] | Message, prefill: str | None, options: dict[str, Any]) -> AsyncStream:
+    """What Chat.astream does."""
+    said = chat._said(content)
+
+    def make(submit: Callable[..., NativeStream]) -> NativeStream:
+        return chat._reply([*chat._messages, said], prefill, options, submit)
+
+    long = _size([said, *chat._messages[chat._n_known :]]) > LONG_PROMPT
+    return AsyncStream(Request(chat.model, make, long=long, chat=chat))
+
+
+async def _whole(stream: AsyncStream) -> Completion:
+    async with stream:
+        return await stream.result()
+
+
+def _size(prompt: object) -> int:
+    """Characters, or token ids, that a prompt has about."""
+    if isinstance(prompt, Mapping):
+        return sum(_size(value) for value in prompt.values())
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return len(prompt) if isinstance(prompt, str) else 1
+    return len(prompt) + (0 if prompt and isinstance(prompt[0], int) else sum(_size(item) for item in prompt))
+
+
+async def _in_thread(load: Callable[[Callable[[float], None]], Model], progress: Callable[[float], None] | None) -> Model:
+    """Load in a thread. A model that nobody waits for any more is not finished, or closed."""
+    lock = threading.Lock()
+    loaded: list[Model] = []
+    abandoned = False
+
+    def report(share: float) -> None:
+        if abandoned:
+            raise CancelledError("the loading was cancelled")
+        if progress is not None:
+            progress(share)
+
+    def work() -> Model:
+        model = load(report)
+        with lock:
+            loaded.append(model)
+            if abandoned:
+                model.close()
+        return model
+
+    try:
+        return await asyncio.to_thread(work)
+    except asyncio.CancelledError:
+        with lock:
+            abandoned = True
+            for model in loaded:
+                model.close()
+        raise
