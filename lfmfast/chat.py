@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from lfmfast import templates
-from lfmfast.errors import BusyError, ParameterError, TemplateError
+from lfmfast import prefix, prefix_file
+from lfmfast._replies import Chunk
+from lfmfast.errors import BusyError, ParameterError, StateError, TemplateError
 from lfmfast.stream import Answer, Stream
 from lfmfast.types import Completion, Timings
 
@@ -22,14 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Chat"]
 
 S = TypeVar("S")
-
-
-class _Chunk(NamedTuple):
-    # A segment of the rendered conversation with the token ids it was read or generated as. A generated answer may be
-    # split into tokens otherwise than the tokenizer would: its own ids stay.
-    text: str
-    special: bool
-    ids: tuple[int, ...]
 
 
 class Chat:
@@ -77,7 +74,7 @@ class Chat:
         self._options = template_options
         self._messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self._messages += [dict(copy.deepcopy(message)) for message in messages]
-        self._blocks: list[list[_Chunk]] = []  # of the first _n_known messages; block 0 is the head
+        self._blocks: list[list[Chunk]] = []  # of the first _n_known messages; block 0 is the head
         self._n_known = 0
         self._timings: Timings | None = None
         self._lock = threading.Lock()
@@ -152,6 +149,47 @@ class Chat:
                 self._set_messages([*head, *messages[tail.pop(0) :]])
                 self._advance(self._messages, add_generation_prompt=False)
             return before - len(self._messages)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the conversation and all that the model keeps of it to a file, for :meth:`Model.load_chat`.
+
+        Raises
+        ------
+        StateError
+            It can't be copied out of the context, or the model's `cache_bytes` is too small for it.
+        ParameterError
+            Something in messages, tools or template options is no JSON.
+        OSError
+            The file can't be written. One that was there is as it was.
+        """
+        with self._exclusive():
+            self._advance(self._messages, add_generation_prompt=False)
+            chat = {"messages": self._messages, "tools": self.tools, "options": self._options,
+                    "template": self._template_hash(), "blocks": self._blocks}  # fmt: skip
+            try:
+                json.dumps(chat)
+            except (TypeError, ValueError) as error:
+                raise ParameterError(f"the chat can't be saved: {error}") from None
+            prefix_file.write(path, prefix.saved(self.model, self._ids(), chat))
+
+    @classmethod
+    def _loaded(cls, model: Model, path: str | os.PathLike[str]) -> Chat:
+        found = prefix.load(model, path, False)[1].chat
+        if found is None:
+            raise StateError(f"{os.fspath(path)!r} has no conversation, only a prefix: it is for load_prefix()")
+        try:
+            chat = cls(model, tools=found["tools"], messages=found["messages"], **found["options"])
+            blocks = [[Chunk(str(text), bool(special), tuple(map(int, ids))) for text, special, ids in block]
+                      for block in found["blocks"]]  # fmt: skip
+            same = found["template"] == chat._template_hash()
+        except (TypeError, ValueError, KeyError) as error:
+            raise StateError(f"the conversation in {os.fspath(path)!r} makes no sense: {error!r}") from None
+        chat._blocks = blocks
+        chat._n_known = len(chat._messages) if same else 0
+        return chat
+
+    def _template_hash(self) -> str:
+        return hashlib.sha256((self.model.template.source or "").encode()).hexdigest()
 
     @property
     def _n_system(self) -> int:
@@ -250,7 +288,7 @@ class Chat:
                     self._blocks, self._n_known = blocks, n_known
                     return
                 self._timings = answer.timings
-                self._blocks.append(self._answer_chunks(self._blocks.pop() if self._blocks else [], answer.tokens))
+                self._add_answer(answer.tokens)
                 text = (opening if prefill is None else prefill) + answer.text
                 self._messages = [*messages, {"role": "assistant", "content": text}]
                 self._advance(self._messages, add_generation_prompt=False)
@@ -278,16 +316,10 @@ class Chat:
                                     **self._options)  # fmt: skip
         keep = extension.n_blocks_kept
         old = [chunk for block in self._blocks[keep:] for chunk in block]
-        fresh: list[list[_Chunk]] = []
-        position, same = 0, True
-        for block in extension.blocks:
-            chunks = []
-            for segment in block:
-                same = same and position < len(old) and old[position][:2] == (segment.text, segment.special)
-                ids = old[position].ids if same else tuple(templates.encode([segment], self.model.native))
-                chunks.append(_Chunk(segment.text, segment.special, ids))
-                position += 1
-            fresh.append(chunks)
+        before = [chunk for block in self._blocks[max(0, keep - 2) : keep] for chunk in block]
+        segments = [segment for block in extension.blocks for segment in block]
+        chunks = iter(self.model._replies.encode(segments, before, known=old))
+        fresh = [list(islice(chunks, len(block))) for block in extension.blocks]
         self._blocks = [*self._blocks[:keep], *fresh]
         # With a generation prompt or an open end the last block is not a finished message.
         self._n_known = len(messages) - (1 if continue_final_message else 0)
@@ -295,30 +327,14 @@ class Chat:
             return ""
         return "<think>" if "".join(chunk.text for chunk in fresh[-1]).endswith("<think>") else ""
 
-    def _answer_chunks(self, opening: list[_Chunk], tokens: Sequence[int]) -> list[_Chunk]:
-        """The opening of a reply, followed by the tokens that were generated."""
-        native = self.model.native
-        chunks = list(opening)
-        run: list[int] = []
-
-        def end_run() -> None:
-            if run:
-                text = native.detokenize(run, special=False)
-                if chunks and not chunks[-1].special:
-                    last = chunks.pop()
-                    chunks.append(_Chunk(last.text + text, False, (*last.ids, *run)))
-                else:
-                    chunks.append(_Chunk(text, False, tuple(run)))
-                run.clear()
-
-        for token in tokens:
-            if native.is_control(token):
-                end_run()
-                chunks.append(_Chunk(native.detokenize([token], special=True), True, (token,)))
-            else:
-                run.append(token)
-        end_run()
-        return chunks
+    def _add_answer(self, tokens: Sequence[int]) -> None:
+        """Put generated tokens behind the opening of the reply, which is the last block."""
+        replies = self.model._replies
+        opening = self._blocks.pop() if self._blocks else []
+        before = [chunk for block in self._blocks[-2:] for chunk in block]
+        self._blocks.append(replies.answer(opening, tokens))
+        n_whole = len(opening) - 1 if opening and not opening[-1].special else len(opening)
+        replies.remember([*before, *self._blocks[-1]], len(before) + n_whole)
 
     def _ids(self) -> list[int]:
         return [token for block in self._blocks for chunk in block for token in chunk.ids]

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from lfmfast import _model, templates
+from lfmfast import _many, _model, prefix
 from lfmfast._cpu import default_cache_bytes, default_threads
 from lfmfast._engine import Engine, Mailbox
 from lfmfast._engine import Stream as NativeStream
-from lfmfast.errors import ClosedError, ParameterError, TemplateError
+from lfmfast._replies import ReplyMemory
+from lfmfast.errors import ClosedError, ParameterError
+from lfmfast.model_file import Message, ModelFile, Prompt, check_int
 from lfmfast.params import SamplingParams
-from lfmfast.presets import DefaultSampling, default_sampling
+from lfmfast.prefix import Prefix
 from lfmfast.stream import Answer, Stream
 from lfmfast.types import Completion
 
@@ -29,8 +30,8 @@ __all__ = ["Message", "Model"]
 #: Sequences that a model grows to by itself, when n_parallel is None.
 N_PARALLEL_MAX = 16
 
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompts = list[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
+Progress = Callable[[int, int], object]
 
 _open: weakref.WeakSet[Model] = weakref.WeakSet()
 
@@ -43,7 +44,7 @@ def _close_all() -> None:
             model.close()
 
 
-class Model:
+class Model(ModelFile):
     """A model, loaded, with a context to generate in.
 
     Safe to use from several threads: requests are answered side by side, and what they share is read once. Use it as a
@@ -126,10 +127,10 @@ class Model:
                    "n_parallel": 1 if n_parallel is None else n_parallel, "n_queue": n_queue,
                    "max_stall_ms": max_stall_ms}  # fmt: skip
         for name, value in {**numbers, "n_gpu_layers": n_gpu_layers}.items():
-            _check_int(name, value)
+            check_int(name, value)
         numbers["n_parallel_max"] = N_PARALLEL_MAX if n_parallel is None else n_parallel
         numbers["cache_bytes"] = default_cache_bytes() if cache_bytes is None else cache_bytes
-        _check_int("cache_bytes", numbers["cache_bytes"], 0, 2**62)
+        check_int("cache_bytes", numbers["cache_bytes"], 0, 2**62)
         self.native = _model.Model.load(
             path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, use_mlock=use_mlock, check_tensors=check_tensors,
             repack=repack, progress=progress,
@@ -141,6 +142,9 @@ class Model:
             self.native.close()
             raise
         self._template_source = chat_template
+        self._replies = ReplyMemory(self.native)
+        n_slots = numbers["n_parallel_max"]
+        self._n_ahead = n_slots + min(n_queue, max(n_slots, 4))  # of many requests, those that are submitted at a time
         self._closed = False
         _open.add(self)
 
@@ -204,11 +208,7 @@ class Model:
             return "<lfmfast.Model (closed)>"
         return f"<lfmfast.Model {self.native.description!r}, n_ctx {self.n_ctx}, from {self.path!r}>"
 
-    # --- facts ---
-
-    @property
-    def path(self) -> str:
-        return self.native.path
+    # --- the engine ---
 
     @property
     def n_ctx(self) -> int:
@@ -216,107 +216,9 @@ class Model:
         return self._engine.n_ctx
 
     @property
-    def n_vocab(self) -> int:
-        return self.native.n_vocab
-
-    @property
-    def n_params(self) -> int:
-        return self.native.n_params
-
-    @property
-    def size(self) -> int:
-        """Bytes of all tensors."""
-        return self.native.size
-
-    @property
-    def description(self) -> str:
-        return self.native.description
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether some layers keep a recurrent state (LFM2: short convolutions)."""
-        return self.native.is_hybrid
-
-    @functools.cached_property
-    def metadata(self) -> dict[str, str]:
-        """The file's metadata as strings, without arrays."""
-        return self.native.metadata
-
-    @functools.cached_property
-    def default_sampling(self) -> DefaultSampling:
-        """The sampling parameters of a request that names none, and where each value comes from.
-
-        In order of precedence: the file's ``general.sampling.*``, Liquid AI's values for the checkpoint, neutral.
-        """
-        return default_sampling(self.metadata)
-
-    @functools.cached_property
-    def template(self) -> templates.ChatTemplate:
-        """The chat template, chosen by what the file's own template says.
-
-        Raises
-        ------
-        TemplateError
-            The file has none, and none was given.
-        """
-        source = self._template_source or self.native.chat_template
-        if source is None:
-            raise TemplateError(f"{self.path!r} has no chat template: give Model(chat_template=...), or a plain text prompt")
-
-        def text(token: int | None) -> str:
-            return "" if token is None else self.native.detokenize([token], special=True)
-
-        return templates.chat_template_for(source, bos_token=text(self.native.bos_id), eos_token=text(self.native.eos_id),
-                                           special_tokens=self.native.control_tokens, add_bos=self.native.add_bos)  # fmt: skip
-
-    @property
     def engine(self) -> Engine:
         """The engine underneath: token ids in, bytes and counters out."""
         return self._engine
-
-    # --- text and tokens ---
-
-    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
-        """Token ids of a text.
-
-        Parameters
-        ----------
-        add_special : bool
-            Put BOS (and EOS) where the vocabulary says so.
-        parse_special : bool
-            Take the text of a control token for that token. Leave it off for text that others wrote.
-        """
-        return self.native.tokenize(text, add_special=add_special, parse_special=parse_special)
-
-    def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> str:
-        """Text of token ids; bytes that are no valid UTF-8 become U+FFFD. `special`: control tokens are written too."""
-        return self.native.detokenize(tokens, special=special)
-
-    def token_id(self, text: str) -> int | None:
-        """The id of the token with exactly this text, or None."""
-        return self.native.token_id(text)
-
-    def encode(self, prompt: Prompt, *, tools: Sequence[Any] | None = None, continue_final_message: bool = False,
-               **template_options: Any) -> list[int]:  # fmt: skip
-        """The token ids that a prompt is read as.
-
-        Messages are rendered with the chat template; text in them never becomes a control token. In a plain text the
-        names of control tokens do, and BOS is put in front if the text does not begin with it. Token ids stay as they are.
-        """
-        if isinstance(prompt, str):
-            tokens = self.tokenize(prompt, parse_special=True)
-            bos = self.native.bos_id
-            return [bos, *tokens] if self.native.add_bos and bos is not None and tokens[:1] != [bos] else tokens
-        if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
-            raise ParameterError(f"prompt must be a str, a list of messages or of token ids, not {type(prompt).__name__}")
-        if prompt and all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-            for item in prompt:
-                _check_int("a token id in the prompt", item, 0, self.n_vocab - 1)
-            return list(cast(Sequence[int], prompt))
-        messages = cast(Sequence[Message], prompt)
-        rendered = self.template.render(messages, tools=tools, continue_final_message=continue_final_message,
-                                        add_generation_prompt=not continue_final_message, **template_options)  # fmt: skip
-        return templates.encode(rendered.segments, self.native)
 
     # --- generation ---
 
@@ -330,6 +232,10 @@ class Model:
         sampling: SamplingParams | None = None,
         logprobs: int | None = None,
         cache_prompt: bool = True,
+        cache_reuse: int = 0,
+        priority: int = 0,
+        t_max_prompt_ms: int | None = None,
+        t_max_predict_ms: int | None = None,
         continue_final_message: bool = False,
         template_options: Mapping[str, Any] | None = None,
         **sampling_overrides: Any,
@@ -351,7 +257,16 @@ class Model:
         logprobs : int, optional
             Give each token's log probability, and those of this many most likely tokens.
         cache_prompt : bool
-            Begin from what the context still holds of the prompt.
+            Begin from what is kept of past prompts, and take replies that come back as text as they were generated.
+        cache_reuse : int
+            Behind a part of the prompt that was removed, at least this many equal tokens in a row are moved into their new
+            place instead of being read again; 0: never. The result is not exactly that of reading them.
+        priority : int
+            Requests with a higher one leave the queue first.
+        t_max_prompt_ms : int, optional
+            Milliseconds until the first token, the time in the queue included; later it is a DeadlineError.
+        t_max_predict_ms : int, optional
+            Milliseconds from the first token on; then the answer ends with finish reason "length".
         continue_final_message : bool
             Go on with the last message, an assistant's, instead of beginning a new one.
         template_options : mapping, optional
@@ -368,17 +283,126 @@ class Model:
         ------
         ContextFullError
             The prompt has more tokens than :attr:`n_ctx`.
+        QueueFullError
+            `n_queue` requests wait already.
         ParameterError, TemplateError
             A value out of its limits, or messages that can't be rendered.
         """
-        tokens = self.encode(prompt, tools=tools, continue_final_message=continue_final_message, **(template_options or {}))
-        return self._submit(tokens, max_tokens=max_tokens, stop=stop, sampling=sampling, logprobs=logprobs,
-                            cache_prompt=cache_prompt, **sampling_overrides)  # fmt: skip
+        tokens, on_end = self._asked(prompt, tools=tools, continue_final_message=continue_final_message,
+                                     template_options=template_options, cache_prompt=cache_prompt)  # fmt: skip
+        return self._submit(tokens, on_end=on_end, max_tokens=max_tokens, stop=stop, sampling=sampling, logprobs=logprobs,
+                            cache_prompt=cache_prompt, cache_reuse=cache_reuse, priority=priority,
+                            t_max_prompt_ms=t_max_prompt_ms, t_max_predict_ms=t_max_predict_ms,
+                            **sampling_overrides)  # fmt: skip
 
-    def generate(self, prompt: Prompt, **options: Any) -> Completion:
-        """Generate a whole answer; options as for :meth:`stream`."""
-        with self.stream(prompt, **options) as stream:
-            return stream.result()
+    @overload
+    def generate(self, prompt: Prompt, *, n: Literal[1] = 1, progress: Progress | None = None,
+                 return_errors: Literal[False] = False, **options: Any) -> Completion: ...  # fmt: skip
+    @overload
+    def generate(self, prompt: Prompt, *, n: int, progress: Progress | None = None,
+                 return_errors: Literal[False] = False, **options: Any) -> list[Completion]: ...  # fmt: skip
+    @overload
+    def generate(self, prompt: Prompt, *, n: int, progress: Progress | None = None,
+                 return_errors: Literal[True], **options: Any) -> list[Completion | Exception]: ...  # fmt: skip
+    @overload
+    def generate(self, prompt: Prompts, *, progress: Progress | None = None,
+                 return_errors: Literal[False] = False, **options: Any) -> list[Completion]: ...  # fmt: skip
+    @overload
+    def generate(self, prompt: Prompts, *, progress: Progress | None = None,
+                 return_errors: Literal[True], **options: Any) -> list[Completion | Exception]: ...  # fmt: skip
+    def generate(self, prompt: Any, *, n: int = 1, progress: Progress | None = None, return_errors: bool = False,
+                 **options: Any) -> Any:  # fmt: skip
+        """Generate a whole answer, several to one prompt, or one to each of many prompts.
+
+        Parameters
+        ----------
+        prompt : str, list of messages, list of int, or list of such prompts
+            As for :meth:`stream`. The answers to a list of prompts come as a list in the same order; they are computed side
+            by side, and what the prompts share is read once.
+        n : int
+            Answers to one prompt, which is read once; more than one come as a list. With a `seed`, they have this seed and
+            the following ones.
+        progress : callable, optional
+            Called with the number of answers that are done and the number of all, after each.
+        return_errors : bool
+            Put the exception in the place of an answer that failed, and go on. Otherwise the first one is raised, and the
+            other requests are cancelled, as they are by Ctrl-C.
+        **options
+            As for :meth:`stream`, the same for all.
+
+        Examples
+        --------
+        >>> model = Model(demo_path)
+        >>> [done.text for done in model.generate(["1, 2, 3", "Once upon a"], temperature=0, max_tokens=3)]
+        [...]
+        """
+        many = isinstance(prompt, (list, tuple)) and any(isinstance(item, (str, list, tuple)) for item in prompt)
+        check_int("n", n, 1)
+        if many and n > 1:
+            raise ParameterError(f"n is for a single prompt, and these are {len(prompt)}: put each prompt in the list n times")
+        if not many and n == 1 and progress is None and not return_errors:
+            with self.stream(prompt, **options) as stream:
+                return stream.result()
+        of_prompt = {"tools", "continue_final_message", "template_options"} & set(options)
+        asking = {name: options.pop(name) for name in of_prompt}
+        params, native = self._request(**options)
+        asking["cache_prompt"] = native["cache_prompt"]
+        asked: list[Any] = []
+
+        def prepare(i: int) -> _many.Submit:
+            if many or i == 0:
+                asked[:] = self._asked(prompt[i] if many else prompt, **asking)
+            tokens, on_end = asked
+            mine, seed = params, params.seed
+            if i and not many and seed is not None and seed >= 0:
+                mine = params.merged(seed=(seed + i) % (2**32 - 1))
+
+            def submit(mailbox: Mailbox, i: int) -> _many.Begun:
+                return self._engine.submit(tokens, mine, mailbox=mailbox, mailbox_id=i, **native), Answer(on_end)
+
+            return submit
+
+        results = _many.run(len(prompt) if many else n, prepare, self._n_ahead, progress=progress, return_errors=return_errors)
+        return results if many or n > 1 else results[0]
+
+    # --- what is kept ---
+
+    def warm(self, prompt: Prompt, *, tools: Sequence[Any] | None = None, pin: bool = True, **template_options: Any) -> Prefix:
+        """Read the beginning of prompts to come, so that they need not.
+
+        Parameters
+        ----------
+        prompt : str, list of messages, or list of int
+            The beginning. Messages are read without the opening of a reply: any conversation can go on from them.
+        tools : list, optional
+            Tools for the template.
+        pin : bool
+            Keep it until :meth:`Prefix.release`, whatever else comes.
+        **template_options
+            Further variables for the chat template.
+
+        Raises
+        ------
+        StateError
+            It can't be pinned: `cache_bytes` is too small for it, or it can't be copied out of the context.
+        """
+        return prefix.read(self, prefix.shared_beginning(self, prompt, tools, template_options), pin)
+
+    def save_prefix(self, path: str | os.PathLike[str], prompt: Prompt, *, tools: Sequence[Any] | None = None,
+                    **template_options: Any) -> None:  # fmt: skip
+        """Read the beginning of prompts, if it is not kept, and write it to a file: :meth:`warm` and :meth:`Prefix.save`."""
+        with self.warm(prompt, tools=tools, **template_options) as warm:
+            warm.save(path)
+
+    def load_prefix(self, path: str | os.PathLike[str], pin: bool = False) -> Prefix:
+        """Take in what :meth:`Prefix.save`, :meth:`save_prefix` or :meth:`Chat.save` wrote, in place of reading it.
+
+        Raises
+        ------
+        StateError
+            It is no such file, it is damaged, it was made with another model, or it does not fit here.
+        """
+        return prefix.load(self, path, pin)[0]
 
     def chat(self, system: str | None = None, *, tools: Sequence[Any] | None = None,
              messages: Iterable[Message] = (), **template_options: Any) -> Chat:  # fmt: skip
@@ -387,46 +411,65 @@ class Model:
 
         return Chat(self, system, tools=tools, messages=messages, **template_options)
 
+    def load_chat(self, path: str | os.PathLike[str]) -> Chat:
+        """The conversation that :meth:`Chat.save` wrote; it goes on without being read again. Raises as :meth:`load_prefix`."""
+        from lfmfast.chat import Chat
+
+        return Chat._loaded(self, path)
+
+    # --- requests ---
+
+    def _asked(self, prompt: Prompt, *, tools: Sequence[Any] | None = None, continue_final_message: bool = False,
+               template_options: Mapping[str, Any] | None = None,
+               cache_prompt: bool = True) -> tuple[list[int], Callable[[Answer], None] | None]:  # fmt: skip
+        """What a prompt is read as, and what is to be called with the reply."""
+        tokens, chunks = self._encode(prompt, tools=tools, continue_final_message=continue_final_message,
+                                      remembered=cache_prompt, **(template_options or {}))  # fmt: skip
+        return tokens, self._replies.watcher(chunks) if chunks else None
+
     def _submit(self, tokens: Sequence[int], *, on_end: Callable[[Answer], None] | None = None, **options: Any) -> Stream:
         return Stream(self._native_stream(tokens, **options), on_end)
 
-    def _native_stream(
+    def _native_stream(self, tokens: Sequence[int], *, mailbox: Mailbox | None = None, mailbox_id: int = 0,
+                       **options: Any) -> NativeStream:  # fmt: skip
+        params, native = self._request(**options)
+        return self._engine.submit(tokens, params, mailbox=mailbox, mailbox_id=mailbox_id, **native)
+
+    def _request(
         self,
-        tokens: Sequence[int],
         *,
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         sampling: SamplingParams | None = None,
         logprobs: int | None = None,
         cache_prompt: bool = True,
-        mailbox: Mailbox | None = None,
-        mailbox_id: int = 0,
+        cache_reuse: int = 0,
+        priority: int = 0,
+        t_max_prompt_ms: int | None = None,
+        t_max_predict_ms: int | None = None,
+        pin: bool = False,
         **sampling_overrides: Any,
-    ) -> NativeStream:
+    ) -> tuple[SamplingParams, dict[str, Any]]:
+        """Options, checked, as the engine takes them."""
         if self._closed:
             raise ClosedError("the model was closed")
-        if max_tokens is not None:
-            _check_int("max_tokens", max_tokens, -1)
-        if logprobs is not None:
-            _check_int("logprobs", logprobs, 0)
+        limits = {"max_tokens": (max_tokens, -1), "logprobs": (logprobs, 0), "t_max_prompt_ms": (t_max_prompt_ms, 0),
+                  "t_max_predict_ms": (t_max_predict_ms, 0), "cache_reuse": (cache_reuse, 0), "priority": (priority, -(2**31))}
+        for name, (value, low) in limits.items():
+            if value is not None or name in ("cache_reuse", "priority"):
+                check_int(name, value, low)
         stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
         for text in stops:
             if not isinstance(text, str) or not text:
                 raise ParameterError(f"stop must be a string or a list of strings, none of them empty, not {text!r}")
         params = SamplingParams() if sampling is None else sampling
         params = params.merged(**sampling_overrides).resolved(self.default_sampling.params)
-        suppress = [t for t in self._end_tokens if params.ignore_eos]
-        return self._engine.submit(tokens, params, suppress=suppress, max_tokens=-1 if max_tokens is None else max_tokens,
-                                   stop=stops, n_logprobs=-1 if logprobs is None else logprobs, cache_prompt=cache_prompt,
-                                   mailbox=mailbox, mailbox_id=mailbox_id)  # fmt: skip
-
-    @functools.cached_property
-    def _end_tokens(self) -> list[int]:
-        return [token for token in range(self.n_vocab) if self.native.is_eog(token)]
+        return params, {
+            "suppress": [t for t in self._end_tokens if params.ignore_eos], "max_tokens": _or_none(max_tokens), "stop": stops,
+            "n_logprobs": _or_none(logprobs), "cache_prompt": cache_prompt, "cache_reuse": cache_reuse, "priority": priority,
+            "max_prompt_ms": _or_none(t_max_prompt_ms), "max_predict_ms": _or_none(t_max_predict_ms), "pin": pin,
+        }  # fmt: skip
 
 
-def _check_int(name: str, value: object, low: int = -(2**31), high: int = 2**31 - 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterError(f"{name} must be an integer, not {value!r} ({type(value).__name__})")
-    if not low <= value <= high:
-        raise ParameterError(f"{name} must be from {low} to {high}, not {value}")
+def _or_none(value: int | None) -> int:
+    return -1 if value is None else value

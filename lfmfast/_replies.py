@@ -1,0 +1,166 @@
+"""Replies as the tokens that they were generated as, also where a client sends them back as text.
+
+A generated text may be split into tokens otherwise than the tokenizer would split it. Read anew from its text, such a
+reply has other ids, and the conversation would have to be read again from there on.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from lfmfast import templates
+from lfmfast.errors import ClosedError
+
+__all__ = ["Chunk", "ReplyMemory"]
+
+#: Segments that a key looks back to: with them it has the role, which is in the text itself or before a control token.
+N_BEFORE = 2
+
+
+class Chunk(NamedTuple):
+    """A segment of a rendered conversation with the token ids that it was read or generated as."""
+
+    text: str
+    special: bool
+    ids: tuple[int, ...]
+
+
+class Vocabulary(templates.Vocabulary, Protocol):
+    """What is needed of a model: `lfmfast._model.Model` has it."""
+
+    def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> str: ...
+    def is_control(self, token: int) -> bool: ...
+
+
+class Reply(Protocol):
+    """A stream that has ended."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+
+class ReplyMemory:
+    """Remembers the ids of replies whose text the tokenizer splits otherwise; the oldest are forgotten over the limits.
+
+    Parameters
+    ----------
+    vocabulary : Vocabulary
+    max_entries, max_bytes : int
+        Limits. Bytes are those of texts and ids.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, max_entries: int = 4096, max_bytes: int = 4 << 20) -> None:
+        self._vocabulary = vocabulary
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+        self._n_bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def encode(self, segments: Iterable[templates.Segment], before: Sequence[Chunk] = (), *, remembered: bool = True,
+               known: Sequence[Chunk] = ()) -> list[Chunk]:  # fmt: skip
+        """Segments with their ids.
+
+        Parameters
+        ----------
+        segments : iterable of Segment
+        before : sequence of Chunk
+            What comes before them.
+        remembered : bool
+            Use what is remembered.
+        known : sequence of Chunk
+            What they were before: ids stay up to the first segment that is another one.
+        """
+        chunks = list(before[-N_BEFORE:])
+        n_before, same = len(chunks), True
+        for i, segment in enumerate(segments):
+            same = same and i < len(known) and known[i][:2] == segment
+            if same:
+                chunks.append(known[i])
+                continue
+            found = None if segment.special or not remembered else self._find(chunks, segment.text)
+            ids = templates.encode([segment], self._vocabulary) if found is None else found
+            chunks.append(Chunk(*segment, tuple(ids)))
+        return chunks[n_before:]
+
+    def answer(self, opening: Sequence[Chunk], tokens: Iterable[int]) -> list[Chunk]:
+        """The opening of a reply, followed by the tokens that were generated."""
+        chunks = list(opening)
+        run: list[int] = []
+
+        def end_run() -> None:
+            if run:
+                last = chunks.pop() if chunks and not chunks[-1].special else Chunk("", False, ())
+                # Not the run by itself: SentencePiece vocabularies drop the space in front of a text.
+                text = self._vocabulary.detokenize([*last.ids, *run])[len(self._vocabulary.detokenize(last.ids)) :]
+                chunks.append(Chunk(last.text + text, False, (*last.ids, *run)))
+                run.clear()
+
+        for token in tokens:
+            if self._vocabulary.is_control(token):
+                end_run()
+                chunks.append(Chunk(self._vocabulary.detokenize([token], special=True), True, (token,)))
+            else:
+                run.append(token)
+        end_run()
+        return chunks
+
+    def remember(self, chunks: Sequence[Chunk], first: int) -> None:
+        """Remember a reply: its chunks from the number `first` on; those before tell where it stands."""
+        for i in range(first, len(chunks)):
+            text, special, ids = chunks[i]
+            if not special:
+                key = self._key(chunks[:i], text)
+                self._put(key, None if self._vocabulary.tokenize(text, parse_special=False) == [*ids] else array("i", ids))
+
+    def watcher(self, prompt: Sequence[Chunk]) -> Callable[[Reply], None]:
+        """What remembers the reply to a prompt when its stream ends. Only the end of `prompt` is kept until then."""
+        tail = list(prompt[-N_BEFORE - 1 :])
+
+        def on_end(reply: Reply) -> None:
+            if reply.tokens:
+                try:
+                    self.remember(self.answer(tail, reply.tokens), len(tail) - (not tail[-1].special) if tail else 0)
+                except ClosedError:  # the model was closed while it answered
+                    return
+
+        return on_end
+
+    @staticmethod
+    def _key(before: Sequence[Chunk], text: str) -> tuple[str, str]:
+        return "".join([chunk.text for chunk in before[-N_BEFORE:]]), text
+
+    def _find(self, before: Sequence[Chunk], text: str) -> array[int] | None:
+        if not self._entries:
+            return None
+        key = self._key(before, text)
+        with self._lock:
+            ids = self._entries.get(key)
+            if ids is not None:
+                self._entries.move_to_end(key)
+            return ids
+
+    def _put(self, key: tuple[str, str], ids: array[int] | None) -> None:
+        with self._lock:
+            old = self._entries.pop(key, None)
+            if old is not None:
+                self._n_bytes -= self._size(key, old)
+            # One that takes much of the room would push the others out.
+            if ids is None or self._size(key, ids) > self._max_bytes // 4:
+                return
+            self._entries[key] = ids
+            self._n_bytes += self._size(key, ids)
+            while len(self._entries) > self._max_entries or self._n_bytes > self._max_bytes:
+                self._n_bytes -= self._size(*self._entries.popitem(last=False))
+
+    @staticmethod
+    def _size(key: tuple[str, str], ids: array[int]) -> int:
+        return sum(map(sys.getsizeof, key)) + sys.getsizeof(ids)
