@@ -66,7 +66,7 @@ def tiny_f16_path(models_dir: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_q4_path(models_dir: Path) -> Path:
-    """Random LFM2, 256 wide, Q4_K_M: goes through ggml's repacked and AMX kernels where the machine has them."""
+    """Random LFM2, 256 wide, Q4_K_M: goes through ggml's repacked kernels where the machine has them."""
     return modelgen.write_model(models_dir / "tiny-q4_k_m.gguf", "tiny-wide", quantize="Q4_K_M")
 
 

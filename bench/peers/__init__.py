@@ -22,7 +22,8 @@ def flags() -> list[str]:
 
 
 def _pin() -> str:
-    return hashlib.sha256((oracle.ROOT / "extern" / "llama_cpp.toml").read_bytes() + repr(flags()).encode()).hexdigest()[:10]
+    parts = [oracle.ROOT / "extern" / "llama_cpp.toml", oracle.ROOT / "cmake" / "no_amx.cmake"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in parts) + repr(flags()).encode()).hexdigest()[:10]
 
 
 def _tool(name: str) -> str:

@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
-#include <regex>
 #include <set>
 
 namespace lfmfast {
@@ -43,32 +42,6 @@ template <typename F> std::string read_string(F && read) {
     }
     text.resize(n < 0 ? 0 : static_cast<size_t>(n));
     return text;
-}
-
-// ggml's AMX code takes byte offsets for element offsets when an F16 matrix meets more than one sequence
-// (amx/mmq.cpp, ggml_backend_amx_mul_mat): wrong results, or a crash. Such matrices stay in plain memory, where ggml's other
-// F16 kernel takes them. Returns a regular expression for their names ("": none), and whether all matrices are F16.
-std::string f16_matrices(const std::string & path, bool & all) {
-    std::string names;
-    all = true;
-    for (const auto & tensor : read_gguf(path, 0).tensors) {
-        if (tensor.shape.size() > 1 && tensor.type == "f16") {
-            names += (names.empty() ? "^(" : "|") + std::regex_replace(tensor.name, std::regex("[^A-Za-z0-9_]"), "\\$&");
-        } else if (tensor.shape.size() > 1) {
-            all = all && tensor.type == "f32";
-        }
-    }
-    return names.empty() ? names : names + ")$";
-}
-
-bool has_gpu() {
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));
-        if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU) {
-            return true;
-        }
-    }
-    return false;
 }
 
 }  // namespace
@@ -122,18 +95,6 @@ model::model(const std::string & path, const model_params & params, std::atomic<
     p.vocab_only      = params.vocab_only;
     p.check_tensors   = params.check_tensors;
     p.use_extra_bufts = params.repack;
-    std::string f16_names;
-    llama_model_tensor_buft_override in_plain_memory[2] = {{nullptr, nullptr}, {nullptr, nullptr}};
-    if (params.repack && !params.vocab_only && cpu_feature("AMX_INT8") && (params.n_gpu_layers == 0 || !has_gpu())) {
-        bool all  = false;
-        f16_names = f16_matrices(path, all);
-        if (!f16_names.empty() && all) {
-            p.use_extra_bufts = false;
-        } else if (!f16_names.empty()) {
-            in_plain_memory[0]      = {f16_names.c_str(), ggml_backend_cpu_buffer_type()};
-            p.tensor_buft_overrides = in_plain_memory;
-        }
-    }
     p.progress_callback           = on_progress;
     p.progress_callback_user_data = &state;
     log_clear_errors();
