@@ -47,8 +47,7 @@ def worker(args: argparse.Namespace) -> dict[str, Any]:
             from bench import hand_over
 
             assert isinstance(side, sides.Ours)
-            return {"sync": hand_over.hand_over(side.model, inputs),
-                    "async": hand_over.hand_over_async(str(args.model), args.threads, inputs)}
+            return {"sync": hand_over.hand_over(side.model, inputs), "async": hand_over.hand_over_async(side.model, inputs)}
         return scenarios.SCENARIOS[name][1](side, inputs) | {"facts": side.facts()}
     except (sides.PeerError, OSError, ValueError) as error:
         raise SystemExit(f"{error!r}\n{side.fault()}") from error
