@@ -122,11 +122,12 @@ void engine::run() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (wait_for_work(lock)) {
         while (!jobs_.empty()) {
-            const auto * job = jobs_.front();
+            job * next = jobs_.front();
             jobs_.pop_front();
             lock.unlock();
-            (*job)();
+            next->run();
             lock.lock();
+            next->done = true;
             job_done_.notify_all();
         }
         lock.unlock();

@@ -114,6 +114,12 @@ class engine {
         bytes_ptr        checkpoint;  // the recurrent state at the end, unless it is the sequence's own
     };
 
+    // Asked of the loop by a thread that waits for it. `done` is under mutex_; then the loop does not touch it any more.
+    struct job {
+        std::function<void()> run;
+        bool                  done = false;
+    };
+
     // engine.cpp: the loop
     void   run();
     bool   wait_for_work(std::unique_lock<std::mutex> & lock);
@@ -128,7 +134,7 @@ class engine {
     void   end_all();
     void   publish();
     std::vector<int32_t> running() const;
-    void   on_loop(const std::function<void()> & job);
+    void   on_loop(const std::function<void()> & what);
     void   fit_to_vocabulary(sampler_params & params);
 
     // engine_memory.cpp: what the context and the tree hold
@@ -144,7 +150,7 @@ class engine {
     void   checkpoint(slot & slot, const float * logits = nullptr);
     bool   save(slot & slot);      // to the tree; false: it could not be
     void   clear(slot & slot);
-    void   move(slot & from, slot & to);
+    bool   move(slot & from, slot & to);  // false: it stays where it is
     void   close_gaps();
     void   grow();
     void   learn_layout();
@@ -173,7 +179,7 @@ class engine {
     std::condition_variable              work_;
     std::condition_variable              job_done_;
     std::deque<std::shared_ptr<stream>>  queue_;     // by priority, then first come, first served
-    std::deque<const std::function<void()> *> jobs_;
+    std::deque<job *>                    jobs_;
     std::vector<std::shared_ptr<stream>> active_;    // running; for close()
     engine_stats                         stats_;
     uint64_t                             n_submitted_ = 0;

@@ -5,28 +5,27 @@
 
 namespace lfmfast {
 
-void engine::on_loop(const std::function<void()> & job) {
-    std::exception_ptr          failure;
-    bool                        done = false;
-    const std::function<void()> wrapped = [&] {
+void engine::on_loop(const std::function<void()> & what) {
+    std::exception_ptr failure;
+    job mine;
+    mine.run = [&] {
         try {
-            job();
+            what();
         } catch (...) {
             failure = std::current_exception();
         }
-        done = true;
     };
     std::unique_lock<std::mutex> lock(mutex_);
     if (closing_) {
         throw error(error_code::closed, "the model was closed");
     }
-    jobs_.push_back(&wrapped);
+    jobs_.push_back(&mine);
     work_.notify_one();
-    job_done_.wait(lock, [&] { return done || ended_; });
+    job_done_.wait(lock, [&] { return mine.done || ended_; });
     if (failure) {
         std::rethrow_exception(failure);
     }
-    if (!done) {
+    if (!mine.done) {
         throw error(error_code::closed, "the model was closed");
     }
 }

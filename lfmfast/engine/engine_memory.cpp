@@ -83,11 +83,13 @@ void engine::start(slot & slot, std::shared_ptr<stream> s, const resume_point & 
     const request & r = s->request_;
     const int64_t   now = now_us();
     size_t          n = 0;
-    const bool in_place = from.n > 0 && slot.keep && from.common[static_cast<size_t>(slot.id)] >= from.n;
-    bool       exact    = true;
+    bool            exact = true;
+    const auto      in_place = [&] {  // after reuse(): the place is empty if that failed
+        return from.n > 0 && slot.keep && slot.n_held >= from.n && from.common[static_cast<size_t>(slot.id)] >= from.n;
+    };
     if (reuse(slot, r, from.n, n)) {
         exact = false;
-    } else if (in_place && trim(slot, from.n, from.point)) {
+    } else if (in_place() && trim(slot, from.n, from.point)) {
         n     = from.n;
         exact = slot.exact;
     } else {
@@ -151,11 +153,13 @@ bool engine::trim(slot & slot, size_t n, const prefix_point & point) {
                 return false;
             }
         } else if (point.checkpoint) {
+            slot.keep = false;  // with the state of another position it must not get into the tree
             decoder_->state_seq_set(slot.id, point.checkpoint->data(), point.checkpoint->size(), true);
         } else {
             return false;
         }
-        return decoder_->seq_rm(slot.id, static_cast<int64_t>(n), -1);
+        slot.keep = decoder_->seq_rm(slot.id, static_cast<int64_t>(n), -1);
+        return slot.keep;
     } catch (const error &) {
         return false;
     }
@@ -290,12 +294,17 @@ void engine::clear(slot & slot) {
 
 // --- places ------------------------------------------------------------------------------------------------------------
 
-void engine::move(slot & from, slot & to) {
+bool engine::move(slot & from, slot & to) {
     const int64_t start = now_us();
     save(to);
     clear(to);
-    const auto state = decoder_->state_seq_get(from.id, false);
-    decoder_->state_seq_set(to.id, state.data(), state.size(), false);
+    try {
+        const auto state = decoder_->state_seq_get(from.id, false);
+        decoder_->state_seq_set(to.id, state.data(), state.size(), false);
+    } catch (const error &) {
+        clear(to);
+        return false;
+    }
     const int32_t from_id = from.id, to_id = to.id;
     std::swap(from, to);
     from.id = from_id;
@@ -303,6 +312,7 @@ void engine::move(slot & from, slot & to) {
     clear(from);
     ++counts_.n_moved;
     counts_.copy_us += now_us() - start;
+    return true;
 }
 
 void engine::close_gaps() {
@@ -327,7 +337,9 @@ void engine::close_gaps() {
             clear(from);
             continue;
         }
-        move(from, to);
+        if (!move(from, to)) {
+            return;  // a gap costs time, nothing else
+        }
     }
 }
 
@@ -386,8 +398,13 @@ void engine::grow() {
         here        = std::move(slot);
         here.id     = static_cast<int32_t>(at++);
         if (here.n_held > 0) {
-            const auto state = compose_kv_state(layout_, n_stream_, {{m.state.rows.data(), here.n_held}}, m.partial);
-            decoder_->state_seq_set(here.id, state.data(), state.size(), false);
+            try {
+                const auto state = compose_kv_state(layout_, n_stream_, {{m.state.rows.data(), here.n_held}}, m.partial);
+                decoder_->state_seq_set(here.id, state.data(), state.size(), false);
+            } catch (const error &) {  // then it is read again
+                here.n_held    = 0;
+                here.n_checked = 0;
+            }
         }
     }
 }
