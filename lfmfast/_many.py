@@ -91,7 +91,9 @@ def run(
 def _news(native: NativeStream, answer: Answer) -> Completion | Exception | None:
     """Takes what is there; the completion if that was the end of it."""
     try:
-        answer.take(native, native.poll())
+        # Until it is empty: an error comes after the last piece, and the news of both may be one.
+        while not native.done and ((items := native.poll()) or native.done):
+            answer.take(native, items)
         return None if answer.end is None else answer.completion()
     except Exception as error:
         answer.finish()

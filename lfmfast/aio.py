@@ -163,8 +163,10 @@ class AsyncModel:
         model = self.model
 
         def make(submit: Callable[..., NativeStream]) -> NativeStream:
-            return submit(model.encode(prompt, tools=tools, continue_final_message=continue_final_message,
-                                       **(template_options or {})), **options)  # fmt: skip
+            tokens, on_end = model._asked(prompt, tools=tools, continue_final_message=continue_final_message,
+                                          template_options=template_options,
+                                          cache_prompt=options.get("cache_prompt", True))  # fmt: skip
+            return submit(tokens, on_end=on_end, **options)
 
         return AsyncStream(Request(model, make, long=_size(prompt) > LONG_PROMPT))
 
