@@ -50,7 +50,10 @@ std::vector<pass_item> scheduler::next(const std::vector<sequence_view> & runnin
     }
     if (first != nullptr && !(generating && prompt_last_)) {
         prompt_last_ = true;
-        return {{first->id, std::min({first->n_pending, first->n_to_cut, chunk_limit(generating)})}};
+        const size_t n     = std::min(first->n_pending, first->n_to_cut);
+        const size_t limit = chunk_limit(generating);
+        // A remainder of less than half a chunk goes along: a pass of its own would cost more than the stall it saves.
+        return {{first->id, n <= limit + limit / 2 ? std::min(n, n_ubatch_) : limit}};
     }
     prompt_last_ = false;
     std::vector<pass_item> step;

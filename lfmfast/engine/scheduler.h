@@ -37,7 +37,8 @@ class scheduler {
     // How long the pass that next() gave took.
     void measured(const std::vector<pass_item> & pass, int64_t us);
 
-    size_t chunk_limit(bool others_generate) const;  // tokens of a prompt that one pass may read
+    // Tokens of a prompt that one pass may read; half as many more if that finishes it (but never more than a ubatch).
+    size_t chunk_limit(bool others_generate) const;
 
   private:
     size_t  n_ubatch_;
