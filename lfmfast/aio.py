@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections import deque
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from lfmfast._dispatch import Request
 from lfmfast.chat import Chat
-from lfmfast.errors import CancelledError, ForkError, QueueFullError
-from lfmfast.model import Message, Model
+from lfmfast.errors import CancelledError, ForkError, ParameterError, QueueFullError, TemplateError
+from lfmfast.model import Message, Model, Progress, Prompts
+from lfmfast.model_file import Prompt, check_int
 from lfmfast.stream import StreamFacts
 from lfmfast.types import Completion, Piece
 
@@ -24,8 +26,6 @@ __all__ = ["AsyncChat", "AsyncModel", "AsyncStream"]
 
 #: Characters (or token ids) of a prompt from which on it is rendered and tokenised in a thread: some milliseconds of work.
 LONG_PROMPT = 16384
-#: Requests that :meth:`AsyncModel.generate` has under way at most.
-MANY_REQUESTS = 256
 
 
 class AsyncStream(StreamFacts, AsyncIterator[Piece]):
@@ -153,7 +153,7 @@ class AsyncModel:
         return cls(await _in_thread(lambda progress: Model.from_pretrained(name, **{**options, "progress": progress}),
                                     options.get("progress")))  # fmt: skip
 
-    def stream(self, prompt: str | Sequence[Any], *, tools: Sequence[Any] | None = None, continue_final_message: bool = False,
+    def stream(self, prompt: Prompt, *, tools: Sequence[Any] | None = None, continue_final_message: bool = False,
                template_options: Mapping[str, Any] | None = None, **options: Any) -> AsyncStream:  # fmt: skip
         """Generate, piece by piece; parameters as for :meth:`Model.stream`.
 
@@ -171,56 +171,67 @@ class AsyncModel:
         return AsyncStream(Request(model, make, long=_size(prompt) > LONG_PROMPT))
 
     @overload
-    async def generate(self, prompt: str | Sequence[int] | Sequence[Message], *, n: Literal[1] = 1,
-                       **options: Any) -> Completion: ...  # fmt: skip
+    async def generate(self, prompt: Prompt, *, n: Literal[1] = 1, progress: Progress | None = None,
+                       return_errors: Literal[False] = False, **options: Any) -> Completion: ...  # fmt: skip
     @overload
-    async def generate(self, prompt: str | Sequence[Any], **options: Any) -> Any: ...
-    async def generate(self, prompt: str | Sequence[Any], *, n: int = 1, progress: Callable[[int, int], None] | None = None,
-                       return_errors: bool = False, **options: Any) -> Any:  # fmt: skip
-        """Generate whole answers; options as for :meth:`Model.generate`.
+    async def generate(self, prompt: Prompt, *, n: int, progress: Progress | None = None,
+                       return_errors: Literal[False] = False, **options: Any) -> list[Completion]: ...  # fmt: skip
+    @overload
+    async def generate(self, prompt: Prompt, *, n: int, progress: Progress | None = None,
+                       return_errors: Literal[True], **options: Any) -> list[Completion | Exception]: ...  # fmt: skip
+    @overload
+    async def generate(self, prompt: Prompts, *, progress: Progress | None = None,
+                       return_errors: Literal[False] = False, **options: Any) -> list[Completion]: ...  # fmt: skip
+    @overload
+    async def generate(self, prompt: Prompts, *, progress: Progress | None = None,
+                       return_errors: Literal[True], **options: Any) -> list[Completion | Exception]: ...  # fmt: skip
+    async def generate(self, prompt: Any, *, n: int = 1, progress: Progress | None = None, return_errors: bool = False,
+                       **options: Any) -> Any:  # fmt: skip
+        """Generate a whole answer, several to one prompt, or one to each of many prompts; all as :meth:`Model.generate`.
 
-        Parameters
-        ----------
-        prompt
-            A prompt as for :meth:`stream`, or a list of prompts, each a str or a list.
-        n : int
-            Answers to one prompt, which is read once.
-        progress : callable, optional
-            Called with the number of answers that are done, and that there will be.
-        return_errors : bool
-            Put the exception in the place of an answer that failed, instead of stopping all of them and raising it.
-
-        Returns
-        -------
-        Completion, or list of Completion in the order of the prompts
+        Cancelling it cancels all of its requests.
         """
-        if n != 1 or (not isinstance(prompt, str) and prompt and isinstance(prompt[0], (str, list, tuple))):
-            prompts = [prompt] * n if n != 1 else list(prompt)
-            return await self._generate_many(prompts, progress, return_errors, options)
-        return await _whole(self.stream(prompt, **options))
+        many = isinstance(prompt, (list, tuple)) and any(isinstance(item, (str, list, tuple)) for item in prompt)
+        check_int("n", n, 1)
+        if many and n > 1:
+            raise ParameterError(f"n is for a single prompt, and these are {len(prompt)}: put each prompt in the list n times")
+        if not many and n == 1 and progress is None and not return_errors:
+            return await _whole(self.stream(prompt, **options))
+        requests = [(item, options) for item in (prompt if many else [prompt] * n)]
+        if n > 1:
+            of_prompt = ("tools", "continue_final_message", "template_options")
+            seed = self.model._request(**{k: v for k, v in options.items() if k not in of_prompt})[0].seed
+            if seed is not None and seed >= 0:
+                requests = [(prompt, {**options, "seed": (seed + i) % (2**32 - 1)}) for i in range(n)]
+        results = await self._generate_many(requests, progress, return_errors)
+        return results if many or n > 1 else results[0]
 
-    async def _generate_many(self, prompts: list[Any], progress: Callable[[int, int], object] | None, return_errors: bool,
-                             options: dict[str, Any]) -> list[Completion | Exception]:  # fmt: skip
-        results: list[Completion | Exception | None] = [None] * len(prompts)
-        waiting, running = deque(range(len(prompts))), dict[asyncio.Task[Completion], int]()
+    async def _generate_many(self, requests: list[tuple[Any, dict[str, Any]]], progress: Progress | None,
+                             return_errors: bool) -> list[Completion | Exception]:  # fmt: skip
+        results: list[Completion | Exception | None] = [None] * len(requests)
+        waiting, running = deque(range(len(requests))), dict[asyncio.Task[Completion], int]()
+        n_done = 0
 
         def done(i: int, result: Completion | Exception) -> None:
+            nonlocal n_done
             if isinstance(result, QueueFullError):  # by others' requests: again in a moment
                 waiting.appendleft(i)
                 return
             if isinstance(result, Exception) and not return_errors:
                 raise result
             results[i] = result
+            n_done += 1
             if progress is not None:
-                progress(len(prompts) - len(waiting) - len(running), len(prompts))
+                progress(n_done, len(requests))
 
         try:
             while waiting or running:
                 is_full = False
-                while waiting and len(running) < MANY_REQUESTS and not is_full:
+                while waiting and len(running) < self.model._n_ahead and not is_full:
                     i = waiting.popleft()
                     try:
-                        running[asyncio.ensure_future(_whole(self.stream(prompts[i], **options)))] = i
+                        prompt, options = requests[i]
+                        running[asyncio.ensure_future(_whole(self.stream(prompt, **options)))] = i
                     except Exception as error:
                         is_full = isinstance(error, QueueFullError)
                         done(i, error)
@@ -338,6 +349,8 @@ async def _in_thread(load: Callable[[Callable[[float], None]], Model], progress:
 
     def work() -> Model:
         model = load(report)
+        with contextlib.suppress(TemplateError):  # it has none
+            _ = model.template, model._end_tokens  # made at first use, which would be in the loop
         with lock:
             loaded.append(model)
             if abandoned:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import loops
 import modelgen
 import oracle
 import pytest
@@ -83,6 +84,12 @@ def tiny_dense_path(models_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def slow_model_path(models_dir: Path) -> Path:
+    """Random LFM2 of 130 million parameters: work that takes long enough to be watched."""
+    return modelgen.write_model(models_dir / "slow.gguf", "tiny", n_embd=1024, n_ff=8192, name="Slow")
+
+
+@pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct, a real model: what `demo` falls back to, from the same cache."""
     from lfmfast import _demo
@@ -119,6 +126,19 @@ def tiny_dense(tiny_dense_path: Path) -> Iterator[Model]:
 def smollm2(smollm2_path: Path) -> Iterator[Model]:
     """SmolLM2, opened once."""
     yield from _opened(smollm2_path, n_threads=2)
+
+
+@pytest.fixture(params=loops.KINDS)
+def loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How news of requests come into an event loop; for loops.new_loop()."""
+    monkeypatch.setattr("lfmfast._dispatch._no_descriptors", request.param == "thread")
+    return str(request.param)
+
+
+@pytest.fixture
+def run_async(loop_kind: str) -> loops.Run[Any]:
+    """Runs a coroutine function in a loop of each kind."""
+    return lambda main: loops.run(loop_kind, main)
 
 
 def _opened(path: Path, **options: Any) -> Iterator[Model]:

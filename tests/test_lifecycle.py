@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import child
@@ -158,12 +157,6 @@ def test_closing_while_another_thread_generates(lfm2_tiny_path, delay):
 
 
 # --- the GIL ---
-
-
-@pytest.fixture(scope="module")
-def slow_model_path(models_dir: Path) -> Path:
-    """Random LFM2 of 130 million parameters: work that takes long enough to be watched."""
-    return modelgen.write_model(models_dir / "slow.gguf", "tiny", n_embd=1024, n_ff=8192, name="Slow")
 
 
 @contextmanager
