@@ -285,6 +285,8 @@ void engine::end(slot & slot, finish_reason reason, const error * failure) {
     auto s = std::move(slot.s);
     slot.s.reset();
     slot.alone = false;
+    const prefix_point to_pin = std::move(slot.to_pin);
+    slot.to_pin = {};
     slot.want.resize(slot.n_held);
     slot.last_used = ++clock_;
     stream & out = *s;
@@ -292,7 +294,9 @@ void engine::end(slot & slot, finish_reason reason, const error * failure) {
         try {
             checkpoint(slot);
             if (out.request_.pin && slot.n_held >= slot.n_prompt && reason != finish_reason::failed) {
-                if (!save(slot) || !tree_.pin(slot.want.data(), slot.n_prompt)) {
+                const bool saved = save(slot);
+                tree_.put_point(slot.want.data(), slot.n_prompt, to_pin.checkpoint, to_pin.logits);
+                if (!saved || !tree_.pin(slot.want.data(), slot.n_prompt)) {
                     throw error(error_code::state, "the prompt was read, but it can't be pinned: its " +
                                 std::to_string(slot.n_prompt) + " tokens do not fit in the cache of " +
                                 std::to_string(params_.cache_bytes) + " bytes", static_cast<int64_t>(slot.n_prompt));

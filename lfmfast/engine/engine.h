@@ -95,6 +95,7 @@ class engine {
         std::vector<size_t>     cuts;
         uint64_t                last_used = 0;
         int64_t                 logits_us = 0;  // when its last logits came
+        prefix_point            to_pin;         // at the prompt's end; the tree may have to forget it before the answer's end
     };
     // From where a prompt can go on.
     struct resume_point {

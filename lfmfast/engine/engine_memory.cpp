@@ -108,6 +108,7 @@ void engine::start(slot & slot, std::shared_ptr<stream> s, const resume_point & 
     slot.exact        = exact;
     slot.alone        = false;
     slot.logits_us    = 0;
+    slot.to_pin       = r.pin && n == r.prompt.size() ? from.point : prefix_point();
     slot.last_used    = ++clock_;
     slot.cuts.clear();
     if (!params_.can_cut && slot.keep && n < slot.n_prompt) {
@@ -240,6 +241,9 @@ void engine::checkpoint(slot & slot, const float * logits) {
     }
     if (logits != nullptr) {
         row = shared(std::vector<float>(logits, logits + vocab_->n_vocab()));
+    }
+    if (row && slot.s && slot.s->request_.pin) {
+        slot.to_pin = {slot.n_held, state, row};
     }
     tree_.put_point(slot.want.data(), slot.n_held, std::move(state), std::move(row));
 }

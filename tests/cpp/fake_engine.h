@@ -100,12 +100,14 @@ inline outcome collect(lfmfast::stream & s) {
     return out;
 }
 
-// What it must give. `n_poison`: SIZE_MAX, or how many tokens of the answer are there when the first token with poison is read.
+// What it must give. `n_poison`, `n_nan`: SIZE_MAX, or how many tokens of the answer are there when the first token is read
+// that makes the pass fail, or that gives no logits.
 struct expected {
     tokens_t      tokens;
     std::string   text;
     finish_reason reason   = finish_reason::none;
     size_t        n_poison = SIZE_MAX;
+    size_t        n_nan    = SIZE_MAX;
 };
 
 inline expected reference(const request & r, const world & w) {
@@ -124,6 +126,11 @@ inline expected reference(const request & r, const world & w) {
         }
         step(token, pos++, sum, state, !w.can_cut);
     };
+    const auto check_nan = [&](int32_t last) {
+        if (last == nan_token && out.n_nan == SIZE_MAX) {
+            out.n_nan = out.tokens.size();
+        }
+    };
     for (const int32_t token : r.prompt) {
         sampler.accept(token);
         read(token);
@@ -134,6 +141,7 @@ inline expected reference(const request & r, const world & w) {
             out.reason = finish_reason::length;
             break;
         }
+        check_nan(out.tokens.empty() ? r.prompt.back() : out.tokens.back());
         write_logits(sum, state, logits.data());
         const int32_t token = sampler.sample(logits.data());
         sampler.accept(token);

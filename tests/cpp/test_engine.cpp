@@ -297,7 +297,7 @@ void test_stall() {
     bool   prompt_last = false;
     for (const auto & c : w->take_calls()) {
         const bool prompt = c.n_tokens > 2;
-        CHECK(c.n_tokens <= 40);
+        CHECK(c.n_tokens <= 60);  // the last chunk may be half as long again
         CHECK(!(prompt && prompt_last));
         prompt_last = prompt;
         n_read += prompt ? c.n_tokens : 0;
@@ -328,15 +328,14 @@ void test_failures() {
         for (size_t i = 0; i < streams.size(); ++i) {
             const auto got  = collect(*streams[i]);
             const auto want = reference(requests[i], *w);
-            const auto nan  = std::find(want.tokens.begin(), want.tokens.end(), nan_token);
-            const auto n_nan = nan == want.tokens.end() ? SIZE_MAX : static_cast<size_t>(nan - want.tokens.begin()) + 1;
-            if (std::min(n_nan, want.n_poison) == SIZE_MAX) {
+            const auto n_fail = std::min(want.n_nan, want.n_poison);
+            if (n_fail == SIZE_MAX) {
                 CHECK_ANSWER(got, want);
                 continue;
             }
             ++n_failed;
-            CHECK(got.failure == (n_nan < want.n_poison ? error_code::sampling : error_code::decode));
-            CHECK_EQ(shown(got.tokens), shown(head(want.tokens, std::min(n_nan, want.n_poison))));
+            CHECK(got.failure == (want.n_nan < want.n_poison ? error_code::sampling : error_code::decode));
+            CHECK_EQ(shown(got.tokens), shown(head(want.tokens, n_fail)));
         }
         CHECK(n_failed > 5 && n_failed < 35);
         CHECK_EQ(e->stats().n_running, 0);
