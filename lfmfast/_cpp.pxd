@@ -209,6 +209,8 @@ cdef extern from "engine/make_engine.h" namespace "lfmfast" nogil:
         int64_t cache_bytes
         int64_t max_stall_ms
         int64_t checkpoint_tokens
+        int64_t faults_every
+        int64_t faults_seed
         int64_t n_threads
 
     cdef struct engine_stats:

@@ -46,6 +46,9 @@ class Engine:
         n_queue: int,
         cache_bytes: int,
         max_stall_ms: int,
+        checkpoint_tokens: int = 256,
+        _faults_every: int = 0,
+        _faults_seed: int = 0,
     ) -> None: ...
     def submit(
         self,

@@ -34,6 +34,8 @@ struct engine_params {
     int64_t max_stall_ms      = 250;   // how long reading a prompt may hold up the others at a time
     int64_t checkpoint_tokens = 256;   // keep the recurrent state at least this often
     int64_t n_threads         = 1;     // for sampling
+    int64_t faults_every      = 0;     // for tests: see failing_decoder; 0: none
+    int64_t faults_seed       = 0;
     bool    can_cut           = false; // the model has no recurrent state: sequences can be cut anywhere
 };
 
