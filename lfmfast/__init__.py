@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from lfmfast.model import Model
     from lfmfast.params import SamplingParams
+    from lfmfast.prefix import Prefix
     from lfmfast.stream import Stream
     from lfmfast.types import Completion, Piece, Timings, TokenLogprob, Usage
 
@@ -49,6 +50,7 @@ _HOMES = {
     ),
     "lfmfast.model": ("Model",),
     "lfmfast.params": ("SamplingParams",),
+    "lfmfast.prefix": ("Prefix",),
     "lfmfast.stream": ("Stream",),
     "lfmfast.types": ("Completion", "Piece", "Timings", "TokenLogprob", "Usage"),
 }  # fmt: skip
@@ -73,6 +75,7 @@ __all__ = [
     "ModelLoadError",
     "ParameterError",
     "Piece",
+    "Prefix",
     "QueueFullError",
     "SamplingError",
     "SamplingParams",

@@ -59,6 +59,7 @@ def test_identical_prompt_is_not_read_again(lfm2_tiny: Model, tiny_dense: Model)
 
 
 def test_hybrid_resumes_where_a_prompt_or_answer_ended(lfm2_tiny: Model) -> None:
+    lfm2_tiny.engine.forget()
     prompt = lfm2_tiny.encode(user("Count from 1 to 5."))
     first = lfm2_tiny.generate(prompt, cache_prompt=False, **GREEDY)
     grown = prompt + list(first.tokens) + [7]

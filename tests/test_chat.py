@@ -48,6 +48,7 @@ def test_real_model_remembers(smollm2: Model) -> None:
 
 
 def test_only_what_is_new_is_read(lfm2_tiny: Model) -> None:
+    lfm2_tiny.engine.forget()
     chat = lfm2_tiny.chat(HELPFUL)
     before = 0
     for text in ["My name is Ada.", "What is the capital of France?", "Count from 1 to 5.", "Tell me a story.",
