@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
 import threading
 import time
@@ -73,6 +74,37 @@ def test_requests_leave_nothing(lfm2_tiny):
         if i == 99:
             before = megabytes()
     assert megabytes() - before < 15
+
+
+@pytest.mark.slow
+def test_two_thousand_requests_with_cancels_leave_nothing(lfm2_tiny_path):
+    """Side by side, with a cache that is full all the time."""
+    process = psutil.Process()
+
+    def some(model: Model, seed: int) -> int:
+        rng, n_cancelled = random.Random(seed), 0
+        for i in range(250):
+            stream = model.stream(f"{seed} {'river ' * rng.randrange(40)} {i}", max_tokens=rng.randrange(12), seed=i)
+            for _ in range(rng.randrange(8)):
+                next(stream, None)
+            if rng.random() < 0.4:
+                stream.cancel()
+            if rng.random() < 0.7:
+                n_cancelled += stream.result().finish_reason == "cancelled"
+            elif rng.random() < 0.5:
+                stream.close()
+        return n_cancelled
+
+    with Model(lfm2_tiny_path, n_parallel=4, cache_bytes=2_000_000, **OPEN) as model, ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(some, [model] * 8, range(8)))  # all threads and buffers exist
+        before, n_threads, n_files = megabytes(), process.num_threads(), len(process.open_files())
+        assert sum(pool.map(some, [model] * 8, range(8, 16)))
+        stats = model.engine.stats()
+        assert (stats["n_requests"] > 2000, stats["n_running"], stats["n_queued"]) == (True, 0, 0)
+        assert stats["cache_bytes"] <= 2_000_000
+        assert stats["n_evicted"] > 1000
+        assert megabytes() - before < 15
+        assert (process.num_threads(), len(process.open_files())) == (n_threads, n_files)
 
 
 # --- threads ---
