@@ -193,6 +193,8 @@ class Request:
         self._chat = chat
         self._has_turn = False  # and no `answer.on_end` yet to give it back
         self._is_begun = False
+        self._lock = threading.Lock()  # of `over` and the next
+        self._in_thread = False
         self._waiters: list[asyncio.Future[None]] = []
         self._dispatcher = _dispatcher()
         task = asyncio.current_task()
@@ -216,8 +218,8 @@ class Request:
             self._has_turn = True
         self._is_begun = True
         if self._long:
-            future = asyncio.get_running_loop().run_in_executor(None, self._make, self._submit)
-            future.add_done_callback(self._made)
+            self._in_thread = True
+            asyncio.get_running_loop().run_in_executor(None, self._make_in_thread).add_done_callback(self._made)
         else:
             self._run(self._make(self._submit))
 
@@ -240,6 +242,15 @@ class Request:
             self._begin()
         except Exception as error:
             self.end(error)
+
+    def _make_in_thread(self) -> NativeStream:
+        try:
+            return self._make(self._submit)
+        finally:
+            with self._lock:
+                self._in_thread, over = False, self.over
+            if over:  # the loop was closed meanwhile
+                self._finish()
 
     def _made(self, future: asyncio.Future[NativeStream]) -> None:
         try:
@@ -286,11 +297,16 @@ class Request:
             self.unread.extend(pieces)
 
     def end(self, error: Exception | None = None) -> None:
-        if self.over:
-            return
-        self.over, self.error = True, error
+        with self._lock:
+            if self.over:
+                return
+            self.over, self.error, in_thread = True, error, self._in_thread
         self._dispatcher.requests.pop(self._id, None)
         self._wake()
+        if not in_thread:
+            self._finish()
+
+    def _finish(self) -> None:
         if self._has_turn and self._chat is not None:
             self._has_turn = False
             self._chat._release()

@@ -107,12 +107,19 @@ class AsyncStream(StreamFacts, AsyncIterator[Piece]):
             await self._request.changed()
         self._request.error = None
 
-    async def __aenter__(self) -> AsyncStream:
+    async def accepted(self) -> None:
+        """Wait until the engine has the request, and raise why it does not take it. ``async with`` does it.
+
+        Most requests are accepted, or refused, when the stream is made: long prompts and chats that are busy take longer.
+        """
         self._check_pid()
         while self._request.native is None and not self._request.over:
             await self._news()
         if self._request.native is None:
             self._raise_error()
+
+    async def __aenter__(self) -> AsyncStream:
+        await self.accepted()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -157,8 +164,8 @@ class AsyncModel:
                template_options: Mapping[str, Any] | None = None, **options: Any) -> AsyncStream:  # fmt: skip
         """Generate, piece by piece; parameters as for :meth:`Model.stream`.
 
-        What :meth:`Model.stream` raises is raised here; with a prompt so long that a thread tokenises it, by the first
-        ``await`` (``async with`` is one).
+        What :meth:`Model.stream` raises is raised here; with a prompt so long that a thread tokenises it, by what the
+        stream is first awaited with: :meth:`AsyncStream.accepted`, ``async with``, ...
         """
         model = self.model
 

@@ -73,6 +73,36 @@ def test_loop_closed_with_streams(lfm2_tiny: Model, loop_kind: str) -> None:
     asyncio.run(read())
 
 
+def test_loop_closed_while_a_thread_reads_the_prompt(lfm2_tiny: Model, loop_kind: str) -> None:
+    question, answer = "What is the capital of France?", "The capital of France is Paris."
+    chat = lfm2_tiny.chat()
+    chat.send(question, **GREEDY)
+    at_work, go_on = threading.Event(), threading.Event()
+    reply = chat._reply
+
+    def slow_reply(*arguments: Any) -> Any:
+        at_work.set()
+        assert go_on.wait(60)
+        return reply(*arguments)
+
+    chat._reply = slow_reply  # type: ignore[method-assign]
+
+    async def begin() -> AsyncStream:
+        return chat.astream(" " * 20000, **ENDLESS)
+
+    loop = new_loop(loop_kind)
+    stream = loop.run_until_complete(begin())
+    assert at_work.wait(60)
+    loop.close()
+    wait_until(lambda: stream._request.over)
+    go_on.set()
+    del chat._reply
+    wait_until(lambda: chat._owner is None)  # the thread gives the turn back
+    assert chat.send(question, **GREEDY).text == answer
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
+    wait_until(lambda: is_idle(lfm2_tiny))
+
+
 def test_nothing_leaks(lfm2_tiny: Model, loop_kind: str) -> None:
     rng, process = random.Random(1), psutil.Process()
 
@@ -174,10 +204,10 @@ ENDING = """
     async def pieces():
         async for piece in model.stream("Once", ignore_eos=True): yield piece
     async def main():
+        asyncio.get_running_loop().slow_callback_duration = 60  # a busy machine is no noise of ours
         BODY
     with Model(sys.argv[1], n_ctx=512, n_threads=1, n_gpu_layers=0) as opened:
         model = AsyncModel(opened)
-        opened.template  # made at first use, which asyncio would call slow
         try: asyncio.run(main())
         except Left: pass
         while opened.engine.stats()["n_running"]: pass
