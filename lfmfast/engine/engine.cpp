@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 namespace lfmfast {
 
@@ -289,7 +290,8 @@ void engine::end(slot & slot, finish_reason reason, const error * failure) {
     slot.to_pin = {};
     slot.want.resize(slot.n_held);
     slot.last_used = ++clock_;
-    stream & out = *s;
+    stream &             out = *s;
+    std::optional<error> fault;  // of what is done here
     if (slot.keep) {
         try {
             checkpoint(slot);
@@ -303,12 +305,12 @@ void engine::end(slot & slot, finish_reason reason, const error * failure) {
                 }
             }
         } catch (const error & e) {
-            out.flush();
-            out.fail(e);
-            clear(slot);
-            return;
+            fault     = e;
+            failure   = &*fault;
+            slot.keep = false;
         }
-    } else {
+    }
+    if (!slot.keep) {
         clear(slot);
     }
     if (out.first_us_ != 0) {
