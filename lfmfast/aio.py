@@ -38,9 +38,12 @@ class AsyncStream(StreamFacts, AsyncIterator[Piece]):
     Examples
     --------
     >>> async def main():
-    ...     async with AsyncModel(model).stream("Once", max_tokens=8) as stream:
+    ...     messages = [{"role": "user", "content": "What is the capital of France?"}]
+    ...     async with AsyncModel(model).stream(messages, temperature=0) as stream:
     ...         async for piece in stream:
     ...             print(piece.text, end="")
+    >>> asyncio.run(main())
+    The capital of France is Paris.
     """
 
     def __init__(self, request: Request) -> None:
@@ -142,8 +145,13 @@ class AsyncModel:
     --------
     >>> async def main():
     ...     async with await AsyncModel.load(demo_path) as model:
-    ...         done = await model.generate([{"role": "user", "content": "Name a color."}], temperature=0)
-    ...         print(done.text)
+    ...         asked = [model.generate([{"role": "user", "content": text}], temperature=0)
+    ...                  for text in ("What is the capital of France?", "Name a color.")]
+    ...         for done in await asyncio.gather(*asked):
+    ...             print(done.text)
+    >>> asyncio.run(main())
+    The capital of France is Paris.
+    Blue.
     """
 
     def __init__(self, model: Model) -> None:
@@ -284,6 +292,15 @@ class AsyncChat:
     ----------
     chat : Chat
         The conversation itself, with its history; see there.
+
+    Examples
+    --------
+    >>> async def main():
+    ...     chat = AsyncModel(model).chat()
+    ...     await chat.send("My name is Ada.", temperature=0)
+    ...     print((await chat.send("What is my name?", temperature=0)).text)
+    >>> asyncio.run(main())
+    Your name is Ada.
     """
 
     def __init__(self, chat: Chat) -> None:
