@@ -133,8 +133,11 @@ cdef class Mailbox:
         """Ids (as given to :meth:`Engine.submit`) of streams with news, each once; None when it was closed."""
         cdef vector[uint64_t] ids
         cdef cbool open = True
-        with nogil:
-            open = self._mailbox.get().wait(timeout_ms, ids)
+        if timeout_ms <= 0:
+            open = self._mailbox.get().wait(0, ids)
+        else:
+            with nogil:
+                open = self._mailbox.get().wait(timeout_ms, ids)
         return list(ids) if open else None
 
     def close(self):
