@@ -21,6 +21,7 @@ from lfmfast.cli import _options
 from lfmfast.cli.chat import chat
 from lfmfast.cli.info import info
 from lfmfast.cli.pull import pull
+from lfmfast.cli.serve import serve
 from lfmfast.cli.tokenize import tokenize
 from lfmfast.errors import ParameterError
 
@@ -33,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for command in (chat, info, pull, tokenize):
+for command in (chat, info, pull, serve, tokenize):
     app.command()(command)
 
 
