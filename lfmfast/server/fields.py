@@ -1,0 +1,477 @@
+"""From the body of a request to checked options: which fields there are, what they may be, and which are refused.
+
+A field that is null counts as absent. One that can't be honoured is refused by its name. One that nobody knows is ignored, as
+clients of OpenAI expect, and listed in the debug log. Accepted without effect are `id_slot`, `backend_sampling`, `n_keep`
+and `n_discard`: they say how llama-server is to do its work, and answers don't depend on them here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lfmfast.errors import ParameterError
+from lfmfast.params import SamplingParams
+from lfmfast.server.errors import ApiError, invalid
+
+if TYPE_CHECKING:
+    from lfmfast.model import Model
+    from lfmfast.server.settings import Settings
+
+__all__ = ["Conversation", "Fields", "Generation", "parse_conversation", "parse_generation"]
+
+log = logging.getLogger("lfmfast.server")
+
+INT_MAX = 2**31 - 1
+#: More answers to one prompt than this are refused.
+N_MAX = 128
+#: Most alternatives per token that can be asked for.
+TOP_MAX = 1024
+#: Largest logit bias.
+BIAS_MAX = 1e6
+#: `samplers` given as letters.
+SAMPLER_LETTERS = {"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
+                   "x": "xtc", "t": "temperature"}  # fmt: skip
+
+FLOATS = ("temperature", "top_p", "min_p", "repeat_penalty", "repetition_penalty", "frequency_penalty", "presence_penalty",
+          "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent",
+          "dry_multiplier", "dry_base", "mirostat_tau", "mirostat_eta")  # fmt: skip
+INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "min_keep")
+#: Other names of fields; the first one that is there counts.
+MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
+
+# Fields that are read elsewhere, or are the client's own book-keeping.
+OTHERS = frozenset(("model", "prompt", "messages", "tools", "tool_choice", "user", "metadata", "store", "service_tier"))
+NO_EFFECT = frozenset(("id_slot", "backend_sampling", "n_keep", "n_discard"))
+
+Harmless = Callable[[Any], bool]
+
+
+def _is_empty(value: Any) -> bool:
+    return value in ("", 0, False) or value == [] or value == {}
+
+
+def _is_below_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0
+
+
+def _is_one(value: Any) -> bool:
+    return value == 1 and not isinstance(value, bool)
+
+
+# What is not supported, by name, and the values that ask for nothing.
+REFUSED: dict[str, Harmless] = {
+    "grammar": lambda value: value == "",
+    "json_schema": lambda _: False,
+    "grammar_lazy": _is_empty,
+    "grammar_triggers": _is_empty,
+    "preserved_tokens": _is_empty,
+    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
+    "post_sampling_probs": _is_empty,
+    "lora": _is_empty,
+    "adaptive_target": _is_below_zero,
+    "n_indent": _is_empty,
+    "echo": _is_empty,
+    "best_of": _is_one,
+    "suffix": _is_empty,
+    "functions": _is_empty,
+    "function_call": lambda value: value in ("none", "auto"),
+    "modalities": lambda value: value == ["text"],
+    "audio": _is_empty,
+    "web_search_options": lambda _: False,
+    "reasoning_effort": lambda _: False,
+    "reasoning_format": lambda value: value in ("auto", "none"),
+    "reasoning_control": _is_empty,
+    "reasoning_budget_tokens": _is_below_zero,
+    "thinking_budget_tokens": _is_below_zero,
+    "reasoning_budget_message": _is_empty,
+}
+
+
+class Fields:
+    """A body that is read field by field.
+
+    Parameters
+    ----------
+    body : dict
+        From JSON.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._body = body
+
+    def get(self, name: str) -> Any:
+        """The value, or None."""
+        return self._body.get(name)
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        value = self._body.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise _wrong(name, "true or false", value)
+        return value
+
+    def integer(self, name: str, low: int, high: int = INT_MAX) -> int | None:
+        """A whole number; one with a decimal point counts if nothing is behind it."""
+        value = self._body.get(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise _wrong(name, f"an integer from {low} to {high}", value)
+        return value
+
+    def number(self, name: str) -> float | None:
+        value = self._body.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise _wrong(name, "a number", value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _wrong(name, "a number", value) from None
+
+    def strings(self, name: str) -> list[str]:
+        """A list of strings; one string is a list of one."""
+        value = self._body.get(name)
+        if value is None:
+            return []
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
+            raise _wrong(name, "a string or an array of strings", value)
+        return values
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self._body.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise _wrong(name, "an object", value)
+        return value
+
+    def refuse(self, names: Mapping[str, Harmless]) -> None:
+        """Refuse fields that can't be honoured, by name."""
+        for name in names.keys() & self._body.keys():
+            value = self._body[name]
+            if value is not None and not names[name](value):
+                raise invalid(f"'{name}' is not supported yet{'' if name == 'json_schema' else f' (seen: {_show(value)})'}")
+
+    def log_unknown(self, known: frozenset[str]) -> None:
+        unknown = self._body.keys() - known
+        if unknown and log.isEnabledFor(logging.DEBUG):
+            log.debug("fields that have no meaning here: %s", ", ".join(sorted(_show(name) for name in unknown)))
+
+
+def _show(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = "a huge number"
+    return f"{text[:60]}..." if len(text) > 63 else text
+
+
+def _wrong(name: str, want: str, value: object) -> ApiError:
+    return invalid(f"'{name}' must be {want}, not {_show(value)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A request, checked: how to generate, and what of it to show.
+
+    Parameters
+    ----------
+    sampling : SamplingParams
+        What the request sets over what the server's settings set.
+    text_bias : tuple of (str, float)
+        Of `logit_bias`, the entries whose token was given as text.
+    n_predict : int
+        -1: to the end of the answer.
+    n_probs : int
+        Log probabilities of this many likely tokens are shown; -1: none at all, not even those of the answer's tokens.
+    n : int
+        Answers to each prompt.
+    ping_s : float
+        A stream with nothing to send for so long sends a comment; 0 and less: never.
+    """
+
+    sampling: SamplingParams
+    text_bias: tuple[tuple[str, float], ...] = ()
+    n_predict: int = -1
+    stop: list[str] = field(default_factory=list)
+    n_probs: int = -1
+    n: int = 1
+    cache_prompt: bool = True
+    cache_reuse: int = 0
+    t_max_prompt_ms: int | None = None
+    t_max_predict_ms: int | None = None
+    priority: int = 0
+    stream: bool = False
+    include_usage: bool = False
+    timings_per_token: bool = False
+    return_progress: bool = False
+    return_tokens: bool = False
+    response_fields: tuple[str, ...] = ()
+    verbose: bool = False
+    id_slot: int = -1
+    ping_s: float = 30.0
+
+    def resolved(self, model: Model) -> SamplingParams:
+        """The sampling parameters with every field set, and every token of `logit_bias` as its id."""
+        params = self.sampling
+        if self.text_bias:
+            bias = dict(params.logit_bias or {})
+            for text, value in self.text_bias:
+                for token in model.tokenize(text):
+                    bias[token] = value
+            params = params.merged(logit_bias=bias)
+        if params.logit_bias and any(token >= model.n_vocab for token in params.logit_bias):
+            n = model.n_vocab
+            params = params.merged(logit_bias={token: value for token, value in params.logit_bias.items() if token < n})
+        return params.resolved(model.default_sampling.params)
+
+    def options(self, params: SamplingParams, i: int = 0) -> dict[str, Any]:
+        """Options of :meth:`lfmfast.AsyncModel.stream` for answer `i` to a prompt.
+
+        Parameters
+        ----------
+        params : SamplingParams
+            From :meth:`resolved`.
+        """
+        seed = -1 if params.seed is None else params.seed
+        if i and seed >= 0:  # as Model.generate(n=...)
+            params = params.merged(seed=(seed + i) % (2**32 - 1))
+        return {
+            "sampling": params, "max_tokens": None if self.n_predict < 0 else self.n_predict, "stop": self.stop,
+            "logprobs": None if self.n_probs < 0 else self.n_probs, "cache_prompt": self.cache_prompt,
+            "cache_reuse": self.cache_reuse, "t_max_prompt_ms": self.t_max_prompt_ms,
+            "t_max_predict_ms": self.t_max_predict_ms, "priority": self.priority,
+        }  # fmt: skip
+
+
+def parse_generation(body: Mapping[str, Any], settings: Settings, *, chat: bool) -> Generation:
+    """What a body says about generating.
+
+    Parameters
+    ----------
+    body : dict
+        Of the chat or completion endpoints of OpenAI or llama-server.
+    settings : Settings
+        What counts where the body says nothing.
+    chat : bool
+        Whether `logprobs` is OpenAI's switch of the chat endpoint (with `top_logprobs`), or a number.
+
+    Raises
+    ------
+    ApiError
+        400: a value that is out of its limits, or asks for what there isn't; it names the field.
+    """
+    fields = Fields(body)
+    fields.refuse(REFUSED)
+    stream_options = Fields(fields.mapping("stream_options"))
+    sampling, text_bias = _sampling(fields, settings)
+    ping = fields.number("sse_ping_interval")
+    limit = fields.integer("t_max_predict_ms", -1, 2**53)
+    generation = Generation(
+        sampling=sampling,
+        text_bias=text_bias,
+        n_predict=_n_predict(fields, settings),
+        stop=[text for text in fields.strings("stop") if text],
+        n_probs=_n_probs(fields, chat),
+        n=_first(fields, ("n_cmpl", "n"), 1, N_MAX) or 1,
+        cache_prompt=fields.boolean("cache_prompt", settings.cache_prompt),
+        cache_reuse=_or(fields.integer("n_cache_reuse", 0), settings.cache_reuse),
+        t_max_prompt_ms=fields.integer("t_max_prompt_ms", 0),
+        t_max_predict_ms=None if limit is None or limit < 0 else min(limit, INT_MAX),
+        priority=_or(fields.integer("priority", -(2**31)), 0),
+        stream=fields.boolean("stream"),
+        include_usage=stream_options.boolean("include_usage"),
+        timings_per_token=fields.boolean("timings_per_token"),
+        return_progress=fields.boolean("return_progress"),
+        return_tokens=fields.boolean("return_tokens"),
+        response_fields=tuple(fields.strings("response_fields")),
+        verbose=fields.boolean("verbose"),
+        id_slot=_or(fields.integer("id_slot", -1), -1),
+        ping_s=settings.sse_ping_s if ping is None else ping,
+    )
+    fields.log_unknown(KNOWN)
+    return generation
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _first(fields: Fields, names: Sequence[str], low: int, high: int = INT_MAX) -> int | None:
+    return next((value for name in names if (value := fields.integer(name, low, high)) is not None), None)
+
+
+def _n_predict(fields: Fields, settings: Settings) -> int:
+    asked = _or(_first(fields, MAX_TOKENS, -1), -1)
+    if settings.n_predict < 0:
+        return asked
+    return settings.n_predict if asked < 0 else min(asked, settings.n_predict)
+
+
+def _n_probs(fields: Fields, chat: bool) -> int:
+    n = fields.integer("n_probs", 0, TOP_MAX)
+    if n is not None:
+        return n or -1
+    value = fields.get("logprobs")
+    if not chat and not isinstance(value, bool):
+        n = fields.integer("logprobs", 0, TOP_MAX)  # OpenAI's 0: those of the answer's tokens, without alternatives
+        return -1 if n is None else n
+    wanted = fields.boolean("logprobs")
+    top = fields.integer("top_logprobs", 0, TOP_MAX)
+    if top is not None and not wanted:
+        raise invalid("'top_logprobs' needs 'logprobs' to be true")
+    if not wanted:
+        return -1
+    return 20 if top is None else top
+
+
+def _sampling(fields: Fields, settings: Settings) -> tuple[SamplingParams, tuple[tuple[str, float], ...]]:
+    values: dict[str, Any] = {}
+    for name in FLOATS:
+        if (number := fields.number(name)) is not None:
+            values[name] = number
+    for name in INTEGERS:
+        if (whole := fields.integer(name, -(2**31))) is not None:
+            values[name] = whole
+    if "repeat_penalty" in values and values["repeat_penalty"] == values.get("repetition_penalty"):
+        del values["repetition_penalty"]
+    seed = fields.integer("seed", -(2**63), 2**64 - 1)
+    if seed is not None:  # clients send what fits 64 bits; llama-server keeps 32 of them
+        values["seed"] = -1 if seed % 2**32 == 2**32 - 1 else seed % 2**32
+    if fields.get("ignore_eos") is not None:
+        values["ignore_eos"] = fields.boolean("ignore_eos")
+    if fields.get("samplers") is not None:
+        values["samplers"] = _samplers(fields.get("samplers"))
+    if fields.get("dry_sequence_breakers") is not None:
+        breakers = fields.get("dry_sequence_breakers")
+        if not isinstance(breakers, list) or not breakers:
+            raise _wrong("dry_sequence_breakers", "an array of strings that is not empty", breakers)
+        values["dry_sequence_breakers"] = breakers
+    by_id, by_text = _logit_bias(fields.get("logit_bias"))
+    if by_id:
+        values["logit_bias"] = by_id
+    try:
+        return settings.sampling.merged(SamplingParams(**values)), by_text
+    except ParameterError as error:
+        raise invalid(str(error)) from None
+
+
+def _samplers(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, str) or any(letter not in SAMPLER_LETTERS for letter in value):
+        raise _wrong("samplers", f"an array of names, or letters out of {''.join(SAMPLER_LETTERS)}", value)
+    return [SAMPLER_LETTERS[letter] for letter in value]
+
+
+def _logit_bias(value: Any) -> tuple[dict[int, float], tuple[tuple[str, float], ...]]:
+    """`logit_bias` in all of its forms: pairs or an object, tokens as ids or texts, false for "never"."""
+    if value is None:
+        return {}, ()
+    if not isinstance(value, (list, dict)):
+        raise _wrong("logit_bias", "an object, or an array of pairs", value)
+    by_id: dict[int, float] = {}
+    by_text: list[tuple[str, float]] = []
+    for pair in value.items() if isinstance(value, dict) else value:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise _wrong("logit_bias", "an object, or an array of pairs", pair)
+        token, bias = pair
+        if isinstance(value, dict) and token.isascii() and token.isdigit() and len(token) < 10:
+            token = int(token)
+        if bias is not False and (isinstance(bias, bool) or not isinstance(bias, (int, float)) or not abs(bias) <= BIAS_MAX):
+            raise _wrong(f"logit_bias of {_show(token)}", f"a number from {-BIAS_MAX:.0f} to {BIAS_MAX:.0f}, or false", bias)
+        number = -math.inf if bias is False else float(bias)
+        if isinstance(token, str):
+            by_text.append((token, number))
+        elif isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= INT_MAX:
+            by_id[token] = number
+        else:
+            raise _wrong("a token in logit_bias", "an id or a text", token)
+    return by_id, tuple(by_text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """What is to be answered: the messages, and how they are rendered."""
+
+    messages: list[Any]
+    tools: list[Any] | None = None
+    continue_final_message: bool = False
+    template_options: dict[str, Any] = field(default_factory=dict)
+
+    def options(self) -> dict[str, Any]:
+        """Options of :meth:`lfmfast.AsyncModel.stream`."""
+        return {"tools": self.tools, "continue_final_message": self.continue_final_message,
+                "template_options": self.template_options}  # fmt: skip
+
+    def encode(self, model: Model) -> list[int]:
+        """The token ids that the conversation is read as."""
+        return model.encode(self.messages, tools=self.tools, continue_final_message=self.continue_final_message,
+                            **self.template_options)  # fmt: skip
+
+
+def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversation:
+    """What a body of the chat endpoints says about the prompt.
+
+    As in llama-server, a last message of the assistant is continued, unless `continue_final_message` is false.
+
+    Raises
+    ------
+    ApiError
+        400: there are no messages, or `tools`, `tool_choice`, ... are wrong or not supported.
+    """
+    fields = Fields(body)
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise invalid("'messages' is required" if messages is None else "'messages' must be an array that is not empty")
+    choice, tools = fields.get("tool_choice"), fields.get("tools")
+    if choice not in (None, "auto", "none"):
+        raise invalid(f"'tool_choice' {_show(choice)} is not supported yet: it can be 'auto' or 'none'")
+    if tools is not None and not isinstance(tools, list):
+        raise _wrong("tools", "an array", tools)
+    if choice == "none":
+        tools = None  # what the model doesn't know of it can't call
+    if fields.get("parallel_tool_calls") is not None and not fields.boolean("parallel_tool_calls") and tools:
+        raise invalid("'parallel_tool_calls' false is not supported yet")
+    options = {**settings.chat_template_kwargs, **fields.mapping("chat_template_kwargs")}
+    if reserved := RESERVED & options.keys():
+        raise invalid(f"'chat_template_kwargs' can't set {sorted(reserved)[0]!r}")
+    goes_on = _goes_on(fields, messages)
+    if fields.get("add_generation_prompt") is not None:
+        opened = fields.boolean("add_generation_prompt")
+        if opened and goes_on and fields.get("continue_final_message"):
+            raise invalid("'add_generation_prompt' and 'continue_final_message' can't both be true")
+        goes_on = goes_on and not opened
+        options["add_generation_prompt"] = opened
+    return Conversation(messages=messages, tools=tools or None, continue_final_message=goes_on, template_options=options)
+
+
+def _goes_on(fields: Fields, messages: list[Any]) -> bool:
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages[-2:]]
+    by_wish = fields.boolean("continue_final_message", roles[-1] == "assistant")
+    if by_wish and fields.get("continue_final_message") is None and roles == ["assistant", "assistant"]:
+        raise invalid("there are two messages of the assistant at the end: which one is to be continued?")
+    if by_wish and isinstance(messages[-1], dict) and messages[-1].get("tool_calls"):
+        raise invalid("a message with tool calls can't be continued")
+    return by_wish
+
+
+# After all that reads fields: the names that it reads.
+RESERVED = frozenset(("tools", "messages", "add_generation_prompt", "continue_final_message", "remembered", "fix_tool_calls"))
+KNOWN = OTHERS | NO_EFFECT | REFUSED.keys() | frozenset((
+    *FLOATS, *INTEGERS, *MAX_TOKENS, "seed", "ignore_eos", "samplers", "dry_sequence_breakers", "logit_bias", "stop", "n_probs",
+    "logprobs", "top_logprobs", "n", "n_cmpl", "cache_prompt", "n_cache_reuse", "t_max_prompt_ms", "t_max_predict_ms",
+    "priority", "stream", "stream_options", "timings_per_token", "return_progress", "return_tokens", "response_fields",
+    "verbose", "sse_ping_interval", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
+    "parallel_tool_calls", "adaptive_decay",
+))  # fmt: skip
