@@ -137,8 +137,7 @@ void engine::run() {
             admit();
             pass();
         } catch (...) {  // a fault of ours or no memory: nothing that runs can be trusted any more
-            const error_info info = current_error();
-            const error      failure(static_cast<error_code>(info.code), info.message, info.seen, info.limit);
+            const error failure = caught_error();
             for (auto & slot : slots_) {
                 if (slot.s) {
                     slot.keep = false;
@@ -276,7 +275,14 @@ bool engine::admit_one() {
             std::lock_guard<std::mutex> lock(mutex_);
             queue_.erase(std::find(queue_.begin(), queue_.end(), s));
         }
-        start(*best, s, from);
+        try {
+            start(*best, s, from);
+        } catch (...) {  // no memory, or a fault of ours: its end, not that of the others
+            const error failure = caught_error();
+            best->keep = false;
+            best->s    = s;
+            end(*best, finish_reason::failed, &failure);
+        }
         return true;
     }
     return false;
@@ -304,8 +310,8 @@ void engine::end(slot & slot, finish_reason reason, const error * failure) {
                                 std::to_string(params_.cache_bytes) + " bytes", static_cast<int64_t>(slot.n_prompt));
                 }
             }
-        } catch (const error & e) {
-            fault     = e;
+        } catch (...) {
+            fault     = caught_error();
             failure   = &*fault;
             slot.keep = false;
         }
@@ -403,7 +409,7 @@ void engine::read(const std::vector<pass_item> & items, int64_t start, int64_t e
         if (s.first_us_ != 0) {
             s.times_.decode_us += end_us - start;
         } else {
-            s.n_read_.store(static_cast<int64_t>(std::min(slot.n_held, slot.n_prompt)), std::memory_order_relaxed);
+            s.n_read_.store(static_cast<int64_t>(std::min(slot.n_held, slot.n_prompt)), std::memory_order_release);
         }
         if (slot.n_held < slot.want.size()) {
             const bool cut = std::binary_search(slot.cuts.begin(), slot.cuts.end(), slot.n_held);

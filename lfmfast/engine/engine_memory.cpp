@@ -126,7 +126,7 @@ void engine::start(slot & slot, std::shared_ptr<stream> s, const resume_point & 
     s->times_.wait_us  = now - s->submitted_us_;
     s->times_.n_prompt = static_cast<int64_t>(slot.n_prompt);
     s->times_.n_cached = static_cast<int64_t>(n);
-    s->n_read_.store(static_cast<int64_t>(n), std::memory_order_relaxed);
+    s->n_read_.store(static_cast<int64_t>(n), std::memory_order_release);
     ++counts_.n_requests;
     counts_.n_prompt += s->times_.n_prompt;
     counts_.n_cached += s->times_.n_cached;
@@ -367,6 +367,7 @@ void engine::grow() {
     };
     std::vector<moved> states(slots_.size());
     std::unique_ptr<decoder> next;
+    uint32_t                 n_stream = 1;
     try {
         for (auto & slot : slots_) {
             if (slot.s && slot.n_held > 0) {
@@ -380,14 +381,15 @@ void engine::grow() {
                 save(slot);
             }
         }
-        next = make_decoder_(static_cast<int64_t>(n));
-    } catch (const error &) {  // no memory for more, or a memory that can't be moved: it stays as it is
+        next     = make_decoder_(static_cast<int64_t>(n));
+        n_stream = kv_n_stream(next->state_seq_get(0, false));
+    } catch (const std::exception &) {  // no memory for more, or a memory that can't be moved: it stays as it is
         params_.n_parallel_max = static_cast<int64_t>(slots_.size());
         return;
     }
-    decoder_  = std::move(next);
-    n_stream_ = kv_n_stream(decoder_->state_seq_get(0, false));
     std::vector<slot> old(n);
+    decoder_  = std::move(next);
+    n_stream_ = n_stream;
     old.swap(slots_);
     for (size_t i = 0; i < n; ++i) {
         slots_[i].id = static_cast<int32_t>(i);
@@ -405,7 +407,7 @@ void engine::grow() {
             try {
                 const auto state = compose_kv_state(layout_, n_stream_, {{m.state.rows.data(), here.n_held}}, m.partial);
                 decoder_->state_seq_set(here.id, state.data(), state.size(), false);
-            } catch (const error &) {  // then it is read again
+            } catch (const std::exception &) {  // then it is read again
                 here.n_held    = 0;
                 here.n_checked = 0;
             }

@@ -63,4 +63,10 @@ inline error_info current_error() noexcept {
     return info;
 }
 
+// The same as an exception of ours, to be kept or given to who waits.
+inline error caught_error() {
+    const error_info info = current_error();
+    return error(static_cast<error_code>(info.code), info.message, info.seen, info.limit);
+}
+
 }  // namespace lfmfast

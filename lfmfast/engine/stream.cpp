@@ -45,8 +45,7 @@ void stream::pick(const float * logits, const vocabulary & vocab) {
             request_.filter->accept(next_.token);
         }
     } catch (...) {
-        const error_info info = current_error();
-        pick_error_ = std::make_unique<error>(static_cast<error_code>(info.code), info.message, info.seen, info.limit);
+        pick_error_ = std::make_unique<error>(caught_error());
     }
     last_token_   = next_.token;
     last_pick_us_ = now_us() - start;

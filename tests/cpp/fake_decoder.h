@@ -254,6 +254,9 @@ inline row row_from(const uint8_t * in) {
 }
 
 inline std::vector<uint8_t> decoder::state_seq_get(int64_t seq, bool partial) {
+    if (w_->draw(w_->get_faults)) {
+        throw std::bad_alloc();
+    }
     const sequence &     s = at(seq);
     std::vector<uint8_t> out;
     const auto put = [&](auto value) {

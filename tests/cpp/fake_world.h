@@ -125,7 +125,7 @@ struct world {
     std::mt19937 rng{1};  // of the engine's thread
 
     std::atomic<int64_t> pass_us{0}, token_us{0};  // how long a pass takes
-    std::atomic<int>     decode_faults{0}, set_faults{0}, rm_faults{0};  // of 1,000
+    std::atomic<int>     decode_faults{0}, set_faults{0}, rm_faults{0}, get_faults{0};  // of 1,000
     std::atomic<bool>    make_fails{false};
     std::atomic<int64_t> n_calls{0}, n_tokens{0}, n_extra_ubatches{0}, n_failed{0}, n_set_failed{0};
     std::atomic<int64_t> n_alone{0};  // rows of logits to come before the sequences of the last failed pass are past it

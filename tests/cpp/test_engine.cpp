@@ -368,6 +368,38 @@ void test_states_refused() {
     }
 }
 
+// Without memory requests end with that error; none is lost, and later ones get their answers.
+void test_no_memory() {
+    std::mt19937 rng(13);
+    for (int round = 0; round < 20; ++round) {
+        auto w = make_world();
+        auto e = make_engine(w, params_of(*w, 2, round % 2 ? 8 : 2));
+        const auto prefix = random_tokens(rng, 60);
+        w->get_faults = 100;
+        int n_failed = 0;
+        for (const bool again : {false, true}) {
+            std::vector<request>    requests;
+            std::vector<stream_ptr> streams;
+            for (int i = 0; i < 10; ++i) {
+                requests.push_back(ask(head(prefix, rng() % 60) + random_tokens(rng, 1 + rng() % 60)));
+                streams.push_back(e->submit(requests.back()));
+            }
+            for (size_t i = 0; i < streams.size(); ++i) {
+                const auto got = collect(*streams[i]);
+                if (again || got.failure != error_code::out_of_memory) {
+                    CHECK_ANSWER(got, reference(requests[i], *w));
+                } else {
+                    ++n_failed;
+                }
+            }
+            w->get_faults = 0;
+        }
+        CHECK(round > 0 || n_failed > 0);
+        CHECK_EQ(e->stats().n_running, 0);
+        CHECK_WORLD(*w);
+    }
+}
+
 class even_only : public lfmfast::token_filter {
   public:
     bool allows(int32_t token) override { return token % 2 == 0; }
@@ -456,6 +488,7 @@ int main() {
     test_stall();
     test_failures();
     test_states_refused();
+    test_no_memory();
     test_filter();
     test_growth();
     return check::failures == 0 ? 0 : 1;
