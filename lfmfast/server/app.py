@@ -30,7 +30,7 @@ log = logging.getLogger("lfmfast.server")
 Load = Callable[[], Awaitable[AsyncModel]]
 
 #: Modules whose ROUTES are served, in the order in which they are looked at.
-MODULES = ("openai", "completion", "system", "anthropic", "responses", "page")
+MODULES = ("openai", "completion", "system", "slots", "anthropic", "responses", "page")
 
 
 def create_app(settings: Settings, load: Load, *, ended: Callable[[Exception | None], None] | None = None) -> Starlette:
@@ -73,7 +73,7 @@ def create_app(settings: Settings, load: Load, *, ended: Callable[[Exception | N
             if model is not None:
                 await model.close()
 
-    app = Starlette(routes=routes(), lifespan=lifespan, middleware=[Middleware(Gate, state=state)],
+    app = Starlette(routes=routes(settings), lifespan=lifespan, middleware=[Middleware(Gate, state=state)],
                     exception_handlers={HTTPException: _http_error})  # fmt: skip
     app.state.server = state
     return app
@@ -87,11 +87,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return json_response(known.body(), known.status, known.headers)
 
 
-def routes() -> list[BaseRoute]:
-    """All endpoints."""
+def routes(settings: Settings) -> list[BaseRoute]:
+    """All endpoints that there are with these settings."""
     found: list[BaseRoute] = []
     for name in MODULES:
-        if importlib.util.find_spec(f"lfmfast.server.{name}") is not None:
+        if (name != "page" or settings.page) and importlib.util.find_spec(f"lfmfast.server.{name}") is not None:
             found += importlib.import_module(f"lfmfast.server.{name}").ROUTES
     return found
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
 
 from lfmfast.server.app import Load, create_app
+from lfmfast.server.protocol import limited_protocol
 from lfmfast.server.settings import Settings
+from lfmfast.server.state import ServerState
 
 __all__ = ["bind", "serve"]
 
-log = logging.getLogger("lfmfast.server")
+#: Seconds that are left after `drain_s` for answers that were stopped to be sent, and for the model to be freed.
+GRACE_S = 3
+FORCED = 1
 
 
 def bind(settings: Settings) -> list[socket.socket]:
@@ -30,13 +36,20 @@ def bind(settings: Settings) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for host in settings.host:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            # With port 0 all addresses get the same one, that of the first.
             port = sockets[0].getsockname()[1] if sockets and not settings.port else settings.port
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            sockets.append(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.listen(2048)
+            try:
+                family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+                listener = socket.socket(family, socket.SOCK_STREAM)
+                sockets.append(listener)
+                if os.name == "posix":  # elsewhere it would let two servers have one port
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listener.bind(address)
+                listener.listen(2048)
+            except OSError as error:
+                raise OSError(f"can't listen at {host} port {port}: {error.strerror or error}") from error
     except BaseException:
         for listener in sockets:
             listener.close()
@@ -44,8 +57,13 @@ def bind(settings: Settings) -> list[socket.socket]:
     return sockets
 
 
-def serve(settings: Settings, load: Load, sockets: list[socket.socket], *, loaded: Callable[[], None] = lambda: None) -> int:
+def serve(
+    settings: Settings, load: Load, sockets: list[socket.socket], *, loaded: Callable[[ServerState], None] | None = None
+) -> int:
     """Serve until a signal comes, and give the exit code.
+
+    At the first SIGTERM or Ctrl-C no more requests are taken, and answers have `drain_s` seconds to come to their end; the
+    second one ends the process at once.
 
     Parameters
     ----------
@@ -60,30 +78,38 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket], *, loade
     failures: list[Exception] = []
 
     def ended(error: Exception | None) -> None:
-        if error is None:
-            loaded()
-        else:
+        if error is not None:
             failures.append(error)
             server.should_exit = True
+        elif loaded is not None:
+            loaded(state)
 
     app = create_app(settings, load, ended=ended)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, ws="none", lifespan="on",
-                            timeout_keep_alive=int(settings.idle_timeout_s), timeout_graceful_shutdown=int(settings.drain_s),
-                            backlog=2048)  # fmt: skip
-    server = _Server(config)
+    state: ServerState = app.state.server
+    config = uvicorn.Config(
+        app, http=limited_protocol(settings.header_timeout_s), ws="none", lifespan="on", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, timeout_keep_alive=round(settings.idle_timeout_s), backlog=2048,
+        timeout_graceful_shutdown=round(settings.drain_s) + GRACE_S,
+    )  # fmt: skip
+    server = _Server(config, state)
     server.run(sockets)
     if failures:
         raise failures[0]
-    return 1 if server.forced else 0
+    return 0
 
 
 class _Server(uvicorn.Server):
-    """The first signal ends it in order, the second at once. Neither kills the process: its exit code is ours."""
+    """The first signal ends it in order, the second at once. Its exit code says how it ended, not which signal came."""
 
-    forced = False
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config)
+        self._state = state
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         known = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, self.handle_exit) for number in known}
         try:
@@ -94,5 +120,17 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
-            self.forced = self.force_exit = True
-        self.should_exit = True
+            os._exit(FORCED)
+        self.should_exit = self._state.draining = True
+        # A download, or a connection to nowhere, can't be interrupted.
+        left = self._state.settings.drain_s + 2 * GRACE_S if self._state.loaded is not None else GRACE_S
+        watchdog = threading.Timer(left, os._exit, (0,))
+        watchdog.daemon = True
+        watchdog.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stop = asyncio.get_running_loop().call_later(self._state.settings.drain_s, self._state.stop_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            stop.cancel()

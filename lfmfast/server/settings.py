@@ -28,6 +28,8 @@ class Settings:
         One of them has to come with each request, if there are any. They are never shown.
     aliases : tuple of str
         Names of the model for clients, the first one being what answers carry; none: the file's name.
+    tags : tuple of str
+        What GET /v1/models says of the model; they mean nothing here.
     sampling : SamplingParams
         Of requests that say nothing; what it does not set is the model's own.
     n_predict : int
@@ -60,6 +62,7 @@ class Settings:
     port: int = 8080
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     n_predict: int = -1
     cache_prompt: bool = True
@@ -72,7 +75,7 @@ class Settings:
     props: bool = False
     page: bool = True
     cors_origins: str = "*"
-    max_body_bytes: int = 64 << 20
+    max_body_bytes: int = 32 << 20
     max_nesting: int = 128
     header_timeout_s: float = 30.0
     body_timeout_s: float = 60.0

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import HTTPConnection
 
 from lfmfast.server.errors import ApiError, unavailable
+from lfmfast.server.metrics import Times
 from lfmfast.types import Timings, Usage
 
 if TYPE_CHECKING:
     from lfmfast.aio import AsyncModel, AsyncStream
     from lfmfast.model_file import Prompt
+    from lfmfast.prefix import Prefix
     from lfmfast.server.settings import Settings
 
 __all__ = ["RequestRecord", "ServerState", "Slot", "Task", "current_record", "state_of"]
@@ -66,6 +69,8 @@ class Slot:
     task: Task | None = None
     last: Task | None = None
     """The last generation that ended here."""
+    restored: Prefix | None = None
+    """What was read from a file since."""
 
 
 @dataclass
@@ -89,6 +94,9 @@ class ServerState:
     n_tokens_max: int = 0
     """The most tokens that a generation had, prompt included."""
     running: dict[int, Task] = field(default_factory=dict)
+    n_by_status: Counter[int] = field(default_factory=Counter)
+    """Requests that have ended, by HTTP status; 499: the client went away, 0: the server did."""
+    times: Times = field(default_factory=Times)
     _task_ids: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -152,9 +160,18 @@ class ServerState:
         finally:
             del self.running[task.id]
             if slot is not None:
-                slot.task, slot.last = None, task
+                slot.task, slot.last, slot.restored = None, task, None
                 self._seat_waiting(slot)
             self._count(stream.usage, stream.timings, stream.finish_reason)
+
+    def stop_all(self) -> None:
+        """End all generations where they are; what they have is sent."""
+        for task in list(self.running.values()):
+            task.stream.cancel()
+
+    def count_request(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        self.n_by_status[record.status] += 1
 
     def _seat_waiting(self, slot: Slot) -> None:
         waiting = next((task for task in self.running.values() if task.slot is None), None)
@@ -166,6 +183,7 @@ class ServerState:
         if usage is None or timings is None:
             return
         self.n_tokens_max = max(self.n_tokens_max, usage.total_tokens)
+        self.times.add(timings)
         if record is not None:
             record.prompt_tokens += usage.prompt_tokens
             record.cached_tokens += usage.cached_tokens
