@@ -183,6 +183,7 @@ class Request:
         self.answer = Answer()
         self.unread: deque[Piece] = deque()
         self.native: NativeStream | None = None
+        self.n_prompt = 0
         self.error: Exception | None = None
         self.over = False  # nothing more comes
         self.stopping = False
@@ -264,6 +265,7 @@ class Request:
                 self._run(native)
 
     def _submit(self, tokens: Sequence[int], *, on_end: Callable[[Answer], None] | None = None, **options: Any) -> NativeStream:
+        self.n_prompt = len(tokens)
         native = self._model._native_stream(tokens, mailbox=self._dispatcher.mailbox, mailbox_id=self._id, **options)
         self.answer.on_end, self._has_turn = on_end, False
         return native

@@ -76,8 +76,18 @@ cdef class Stream:
 
     @property
     def n_read(self):
-        """Tokens of the prompt that are read so far, the kept ones included."""
+        """Tokens of the prompt that are read so far, the kept ones included; -1: the request waits."""
         return self.made().n_read()
+
+    @property
+    def n_cached(self):
+        """Tokens of the prompt that were kept of others; valid when `n_read` is not -1."""
+        return self.made().times().n_cached
+
+    @property
+    def prompt_us(self):
+        """How long reading the prompt took; valid from the first item on."""
+        return self.made().times().prompt_us
 
     @property
     def finish_reason(self):

@@ -86,6 +86,39 @@ class AsyncStream(StreamFacts, AsyncIterator[Piece]):
             self._request.drop()
             raise
 
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt; 0 before it is accepted."""
+        return self._request.n_prompt
+
+    @property
+    def n_read(self) -> int:
+        """Tokens of the prompt that are read by now, those that were kept included; -1: the request still waits."""
+        return -1 if self._request.native is None else self._request.native.n_read
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the prompt that were kept; valid when :attr:`n_read` is not -1."""
+        return 0 if self._request.native is None else self._request.native.n_cached
+
+    @property
+    def prompt_ms(self) -> float:
+        """How long reading the prompt took; valid from the first piece on."""
+        return 0.0 if self._request.native is None else self._request.native.prompt_us / 1e3
+
+    async def pieces(self) -> list[Piece]:
+        """Wait for the next piece, and take all that have come meanwhile; an empty list is the end."""
+        self._check_pid()
+        request = self._request
+        while not request.unread:
+            self._raise_error()
+            if self._closed or request.over:
+                return []
+            await self._news()
+        pieces = list(request.unread)
+        request.unread.clear()
+        return pieces
+
     async def result(self) -> Completion:
         """Read to the end and give the whole answer, pieces that were already read included."""
         self._check_pid()

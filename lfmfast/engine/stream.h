@@ -91,7 +91,7 @@ class stream {
     finish_reason       reason() const { return reason_; }
     const std::string & stop_string() const { return stop_string_; }  // the one that ended it; empty: the end token or none
     const timings &     times() const { return times_; }
-    int64_t             n_read() const { return n_read_.load(std::memory_order_relaxed); }  // of the prompt, so far
+    int64_t             n_read() const { return n_read_.load(std::memory_order_acquire); }  // of the prompt; -1: not begun
 
   private:
     friend class engine;
@@ -110,7 +110,7 @@ class stream {
     sampler             sampler_;
     text_stream         text_;
     stop_request        stop_;
-    std::atomic<int64_t> n_read_{0};
+    std::atomic<int64_t> n_read_{-1};  // when it is not -1, times_.n_cached is valid
     int64_t             submitted_us_ = 0;
     int64_t             started_us_   = 0;  // left the queue
     int64_t             first_us_     = 0;  // logits of the prompt's last token; 0: not yet
