@@ -121,7 +121,7 @@ def serve(
         Path | None, _http("--api-key-file", help="Keys, one per line.", env="API_KEY_FILE", metavar="FILE")
     ] = None,
     cors_origins: Annotated[
-        str, _http("--cors-origins", help="Pages that may ask: * (all), localhost, origins.", env="CORS_ORIGINS", metavar="LIST")
+        str, _http("--cors-origins", help="Pages that may ask: *, localhost, origins.", env="CORS_ORIGINS", metavar="LIST")
     ] = "*",
     timeout: Annotated[
         int, _http("-to", "--timeout", help="Seconds a client may take to send its request (60).", env="TIMEOUT", metavar="N")
@@ -246,7 +246,7 @@ def serve(
         opt.complain(f"warning: anybody who can reach {', '.join(settings.host)} can use this server; --api-key asks for a key")
     _say(f"listening on {' '.join(urls)}; loading the model")
     with log.logging_to_stderr(as_json=log_jsonl, verbose=opt.verbose):
-        code = run.serve(settings, load, sockets, loaded=lambda state: _introduce(state, decided[0], urls[0]))
+        code = run.serve(settings, load, sockets, loaded=lambda state: _introduce(state, decided[0], _usable(urls[0])))
     if code:
         raise typer.Exit(code)
 
@@ -257,13 +257,19 @@ def _say(text: str) -> None:
 
 def _introduce(state: ServerState, slots: Slots, address: str) -> None:
     model = state.model.model
-    defaults = model.default_sampling.params.merged(state.settings.sampling).as_dict()
+    known, given = model.default_sampling, state.settings.sampling.as_dict()
+    defaults = {key: value for key, value in known.params.as_dict().items() if known.source.get(key) != "neutral"} | given
     each = "the slot has" if slots.n == 1 else f"each of the {slots.n} slots has"
     _say(f"lfmfast {__version__}: {state.model_name}, {model.description}, {format_bytes(model.size)}")
     _say(f"{each} {model.n_ctx} tokens of context, for a prompt and its answer together ({slots.why})")
     _say("sampling by default: " + (", ".join(f"{key} {value}" for key, value in defaults.items()) or "neutral"))
     page = f"chat at {address}, " if state.settings.page else ""
     _say(f"ready: {page}OpenAI's API at {address}/v1")
+
+
+def _usable(url: str) -> str:
+    """For somebody at this machine: nobody can go to "all addresses"."""
+    return url.replace("//0.0.0.0:", "//localhost:").replace("//[::]:", "//localhost:")
 
 
 def _list(text: str | None) -> tuple[str, ...]:

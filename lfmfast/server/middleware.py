@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import secrets
 import time
 from urllib.parse import urlsplit
 
@@ -44,7 +45,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = dict[bytes, bytes](scope["headers"])
-        record = RequestRecord(self._state.new_id("req-"), time.perf_counter())
+        record = RequestRecord(f"req-{secrets.token_hex(8)}", time.perf_counter())
         added: list[Header] = [(b"x-request-id", record.id.encode()), *cors_headers(self._settings, headers.get(b"origin"))]
         token = current_record.set(record)
 

@@ -39,29 +39,21 @@ def _shown(state: ServerState, slot: Slot) -> dict[str, Any]:
     if task is None:
         return facts
     stream = task.stream
-    usage, tokens = stream.usage, stream.tokens
-    n_prompt = usage.prompt_tokens if usage is not None else _n_known(task)
-    n_cached = usage.cached_tokens if usage is not None else 0
+    n_decoded, n_read = len(stream.tokens), max(stream.n_read, 0)
     limit = task.params.get("n_predict", -1)
     return facts | {
         "id_task": task.id,
-        "n_prompt_tokens": n_prompt,
-        "n_prompt_tokens_processed": n_prompt - n_cached if usage is not None or tokens else 0,
-        "n_prompt_tokens_cache": n_cached,
+        "n_prompt_tokens": stream.n_prompt,
+        "n_prompt_tokens_processed": max(n_read - stream.n_cached, 0),
+        "n_prompt_tokens_cache": stream.n_cached,
         "params": task.params,
         "next_token": [{
             "has_next_token": stream.finish_reason is None,
             "has_new_line": "\n" in stream.text,
-            "n_remain": limit - len(tokens) if isinstance(limit, int) and limit >= 0 else -1,
-            "n_decoded": len(tokens),
+            "n_remain": limit - n_decoded if isinstance(limit, int) and limit >= 0 else -1,
+            "n_decoded": n_decoded,
         }],
     }  # fmt: skip
-
-
-def _n_known(task: Task) -> int:
-    """Tokens of a prompt that is being read, as far as they are known."""
-    prompt = task.prompt
-    return len(prompt) if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int) else 0
 
 
 async def act(request: Request) -> Response:

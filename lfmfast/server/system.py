@@ -71,9 +71,14 @@ def _entry(state: ServerState) -> dict[str, Any]:
             "n_embd": model.native.n_embd,
             "n_params": model.n_params,
             "size": model.size,
-            "ftype": model.description,
+            "ftype": _file_type(model),
         },
     }
+
+
+def _file_type(model: Model) -> str:
+    """The last part of "lfm2 1.2B Q4_K - Medium"."""
+    return " ".join(model.description.split()[2:])
 
 
 #: llama_vocab_type, by the names that files have for it.
@@ -90,7 +95,7 @@ async def props(request: Request) -> Response:
         "default_generation_settings": {"params": default_settings(state), "n_ctx": state.n_ctx},
         "total_slots": len(state.slots),
         "model_alias": state.model_name,
-        "model_ftype": model.description,
+        "model_ftype": _file_type(model),
         "model_path": model.path,
         "modalities": {"vision": False, "video": False, "audio": False},
         "endpoint_slots": settings.slots,
