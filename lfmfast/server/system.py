@@ -204,7 +204,8 @@ async def _done(work: Any, size: int) -> Any:
 
 def _check_token(model: Model, name: str, token: object) -> None:
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < model.n_vocab:
-        shown = "something else" if isinstance(token, (dict, list)) or not isinstance(token, (int, float)) else f"{token:.15g}"
+        known = isinstance(token, float) or (isinstance(token, int) and abs(token) < 2**64)
+        shown = f"{token:.15g}" if known else "something else"
         raise invalid(f"a token id in '{name}' must be an integer from 0 to {model.n_vocab - 1}, not {shown}")
 
 
