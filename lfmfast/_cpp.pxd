@@ -56,6 +56,7 @@ cdef extern from "engine/model.h" namespace "lfmfast" nogil:
         int32_t token_id(const string & text) except +raise_error
         vector[int32_t] tokenize(const string & text, bool add_special, bool parse_special) except +raise_error
         string detokenize(const vector[int32_t] & tokens, bool special) except +raise_error
+        string piece(int32_t token, bool special) except +raise_error
 
     cdef cppclass model_loader:
         model_loader(string path, const model_params & params) except +raise_error

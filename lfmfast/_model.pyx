@@ -253,6 +253,10 @@ cdef class Model:
             text = model.get().detokenize(ids, special)
         return text
 
+    def piece(self, int32_t token, *, bint special=True):
+        """The bytes of one token as they stand in a text, where :meth:`detokenize` cleans up spaces."""
+        return self.alive().get().piece(token, special)
+
     def __repr__(self):
         if not self._model:
             return "<lfmfast.lowlevel.Model (closed)>"

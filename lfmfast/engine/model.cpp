@@ -44,6 +44,16 @@ template <typename F> std::string read_string(F && read) {
     return text;
 }
 
+bool has_gpu() {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));
+        if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            return true;
+        }
+    }
+    return false;
+}
+
 }  // namespace
 
 // Faults that are plain to see, said plainly; what is wrong inside the file is llama.cpp's to say.
@@ -111,6 +121,7 @@ model::model(const std::string & path, const model_params & params, std::atomic<
     try {
         check_metadata();
         read_vocabulary();
+        on_cpu_ = params.n_gpu_layers == 0 || !has_gpu();
     } catch (...) {
         llama_model_free(model_);
         throw;
@@ -160,6 +171,7 @@ uint64_t model::n_params() const { return llama_model_n_params(model_); }
 int32_t  model::n_ctx_train() const { return llama_model_n_ctx_train(model_); }
 int32_t  model::n_embd() const { return llama_model_n_embd(model_); }
 int32_t  model::n_layer() const { return llama_model_n_layer(model_); }
+int32_t  model::n_head() const { return llama_model_n_head(model_); }
 bool     model::is_hybrid() const { return llama_model_is_hybrid(model_); }
 bool     model::is_recurrent() const { return llama_model_is_recurrent(model_); }
 bool     model::has_decoder() const { return llama_model_has_decoder(model_) && !llama_model_has_encoder(model_); }
@@ -249,6 +261,7 @@ std::vector<int32_t> model::tokenize(const std::string & text, bool add_special,
 }
 
 std::string model::piece(int32_t token, bool special) const {
+    check_token(token, "piece");
     std::string text(32, '\0');
     int32_t n = llama_token_to_piece(vocab_, token, text.data(), static_cast<int32_t>(text.size()), 0, special);
     if (n < 0) {

@@ -46,6 +46,8 @@ class model : public vocabulary {
     int32_t                                          n_ctx_train() const;
     int32_t                                          n_embd() const;
     int32_t                                          n_layer() const;
+    int32_t                                          n_head() const;    // of the first layer
+    bool                                             on_cpu() const { return on_cpu_; }  // no layer went to a GPU
     bool                                             is_hybrid() const;     // attention and recurrent layers (LFM2)
     bool                                             is_recurrent() const;  // recurrent layers only
     bool                                             has_decoder() const;
@@ -70,6 +72,7 @@ class model : public vocabulary {
     std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const override;
     // Bytes of the tokens, not necessarily valid UTF-8. `special`: control tokens are written too.
     std::string          detokenize(const std::vector<int32_t> & tokens, bool special) const override;
+    std::string          piece(int32_t token, bool special) const;  // its own bytes: nothing is cleaned up or stripped
     // What a generated token shows: its bytes; of control tokens only those that are part of an answer's format (tool
     // calls, thinking).
     const std::string &  shown(int32_t token) const override { return shown_[static_cast<size_t>(token)]; }
@@ -77,7 +80,6 @@ class model : public vocabulary {
     void check_token(int32_t token, const char * what) const;  // throws invalid_argument
 
   private:
-    std::string piece(int32_t token, bool special) const;
     void        check_metadata() const;  // throws model_load
     void        read_vocabulary();
 
@@ -85,6 +87,7 @@ class model : public vocabulary {
     llama_model *                            model_ = nullptr;
     const llama_vocab *                      vocab_ = nullptr;
     int32_t                                  n_vocab_ = 0;
+    bool                                     on_cpu_  = true;
     std::vector<std::string>                 shown_;
     std::unordered_map<std::string, int32_t> ids_;
 };

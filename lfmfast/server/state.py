@@ -150,15 +150,16 @@ class ServerState:
             The slot that the client would like; it has no effect on what is reused.
         """
         free = [slot for slot in self.slots if slot.task is None]
-        slot = next((s for s in free if s.id == id_slot), free[0] if free else None)
-        task = Task(next(self._task_ids), slot, stream, prompt, prompt_options or {}, params or {})
+        place = next((s for s in free if s.id == id_slot), free[0] if free else None)
+        task = Task(next(self._task_ids), place, stream, prompt, prompt_options or {}, params or {})
         self.running[task.id] = task
-        if slot is not None:
-            slot.task = task
+        if place is not None:
+            place.task = task
         try:
             yield task
         finally:
             del self.running[task.id]
+            slot = task.slot  # it may have got one meanwhile
             if slot is not None:
                 slot.task, slot.last, slot.restored = None, task, None
                 self._seat_waiting(slot)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import Any
 
 from starlette.requests import Request
@@ -185,7 +184,11 @@ async def detokenize(request: Request) -> Response:
         raise invalid("'tokens' must be an array of token ids")
     for token in tokens:
         _check_token(model, "tokens", token)
-    return json_response({"content": await _done(functools.partial(model.detokenize, tokens, special=True), len(tokens))})
+
+    def work() -> str:  # token by token: what is between two of them is theirs, and not to be cleaned up
+        return b"".join([model.native.piece(token) for token in tokens]).decode("utf-8", "replace")
+
+    return json_response({"content": await _done(work, len(tokens))})
 
 
 async def apply_template(request: Request) -> Response:
@@ -210,7 +213,7 @@ def _check_token(model: Model, name: str, token: object) -> None:
 
 
 def _piece(model: Model, token: int) -> str | list[int]:
-    data = model.native.detokenize_bytes([token], special=True)
+    data = model.native.piece(token)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
