@@ -194,7 +194,7 @@ class Final:
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "generation_settings": settings_of(generation, self.params),
-            "prompt": model.detokenize(self.tokens, special=True),
+            "prompt": b"".join([model.native.piece(token) for token in self.tokens]).decode("utf-8", "replace"),
             "has_new_line": "\n" in stream.text,
             "truncated": stream.finish_reason == "length" and n_total >= model.n_ctx and usage.completion_tokens != n_predict,
             "stop_type": shapes.stop_type(stream.finish_reason, stream.stop_string),
