@@ -57,7 +57,8 @@ class Model(ModelFile):
     n_ctx : int
         Tokens that prompt and answer of one request can have together; 0: as many as the model was trained with.
     n_batch, n_ubatch : int
-        Tokens that are given to llama.cpp at once, and that go through the graph at once.
+        Tokens of a prompt that go through the graph at once: the lesser of the two. By default 128 on a CPU and 512 on a GPU
+        or with flash attention, as they measured best.
     n_threads, n_threads_batch : int, optional
         Threads for generating and for reading prompts. None: the physical cores of this machine; for the second: the first.
     n_parallel : int, optional
@@ -76,7 +77,7 @@ class Model(ModelFile):
     type_k, type_v : str
         Types of the KV cache: "f16", "f32", "q8_0", ...
     flash_attn : bool, optional
-        None: where it works.
+        None: on a GPU, or where plain attention would need a large buffer (on a CPU plain attention is the faster one).
     chat_template : str, optional
         Jinja source to use in place of the file's own.
 
@@ -100,7 +101,7 @@ class Model(ModelFile):
         *,
         n_ctx: int = 4096,
         n_batch: int = 2048,
-        n_ubatch: int = 512,
+        n_ubatch: int | None = None,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         n_parallel: int | None = None,
@@ -122,7 +123,9 @@ class Model(ModelFile):
         self._closed = True  # until it is not: __del__ also sees objects whose __init__ raised
         self._pid = os.getpid()
         n_threads = default_threads() if n_threads is None else n_threads
-        numbers = {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_threads": n_threads,
+        if n_ubatch is not None:
+            check_int("n_ubatch", n_ubatch, 1)
+        numbers = {"n_ctx": n_ctx, "n_batch": n_batch, "n_ubatch": n_ubatch or 0, "n_threads": n_threads,
                    "n_threads_batch": n_threads if n_threads_batch is None else n_threads_batch,
                    "n_parallel": 1 if n_parallel is None else n_parallel, "n_queue": n_queue,
                    "max_stall_ms": max_stall_ms}  # fmt: skip

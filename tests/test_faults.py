@@ -224,8 +224,8 @@ def test_constructor_numbers(model, request):
             assert kind in ("ParameterError", "MemoryError"), (attempt, value)
             assert name in value and number.strip("'") in value, (attempt, value)  # names the argument and the value seen
     refused = {"n_ctx": ["-1", "2147483648", "'7'", "1.5", "True"], "n_batch": ["0", "-1", "2147483648"],
-               "n_ubatch": ["0", "None"], "n_threads": ["0", "-1", str(10**30)], "n_gpu_layers": ["2147483648", "None"]}
-    taken = {"n_ctx": ["0"], "n_batch": ["1", "33"], "n_ubatch": ["1", "33"], "n_threads": ["3", "None"],
+               "n_ubatch": ["0", "-1", "1.5"], "n_threads": ["0", "-1", str(10**30)], "n_gpu_layers": ["2147483648", "None"]}
+    taken = {"n_ctx": ["0"], "n_batch": ["1", "33"], "n_ubatch": ["1", "33", "None"], "n_threads": ["3", "None"],
              "n_gpu_layers": ["-1"]}
     for kind, expected in (("ParameterError", refused), ("ok", taken)):
         for attempt in (f"{name}={value}" for name, values in expected.items() for value in values):

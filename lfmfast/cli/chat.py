@@ -52,7 +52,7 @@ def chat(
     threads: Annotated[int | None, _model("-t", "--threads", help="CPU threads (one per core).")] = None,
     gpu_layers: Annotated[int | None, _model("-ngl", "--gpu-layers", "--n-gpu-layers", help="Layers on the GPU (all).")] = None,
     batch: Annotated[int | None, _model("-b", "--batch-size", help="Prompt tokens per call (2048).")] = None,
-    ubatch: Annotated[int | None, _model("-ub", "--ubatch-size", help="Prompt tokens per pass (512).")] = None,
+    ubatch: Annotated[int | None, _model("-ub", "--ubatch-size", help="Prompt tokens per pass.")] = None,
     type_k: Annotated[str | None, _model("-ctk", "--cache-type-k", help="Type of the K cache (f16).", metavar="TYPE")] = None,
     type_v: Annotated[str | None, _model("-ctv", "--cache-type-v", help="Type of the V cache (f16).", metavar="TYPE")] = None,
     prompt: Annotated[str | None, _talk("-p", "--prompt", help="The same as PROMPT.", metavar="TEXT")] = None,
