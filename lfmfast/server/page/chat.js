@@ -273,9 +273,7 @@ function draw(message) {
   const wait = message.progress && !thoughts ? message.progress : thoughts ? "Thinking" : "Waiting for the first token";
   if (view.wait.textContent !== wait) view.wait.textContent = wait;
   view.failure.hidden = !message.failure;
-  if (message.failure && !message.isOpen) {
-    view.failure.replaceChildren(make("p", "", message.failure), button("Try again", () => again(message)));
-  }
+  view.failure.replaceChildren(...(message.failure ? [make("p", "", message.failure), button("Try again", () => again(message))] : []));
   drawTools(message);
   if (isAtEnd) toEnd();
 }
@@ -289,7 +287,7 @@ function drawTools(message) {
   if (timings?.predicted_per_second && timings.predicted_n > 1) texts.push(`${round(timings.predicted_per_second)} tokens/s`);
   if (firstMs && !message.isOpen) texts.push(`first after ${round(firstMs / 1000)} s`);
   const cached = usage?.prompt_tokens_details?.cached_tokens;
-  if (cached && !message.isOpen) texts.push(`${cached} of ${usage.prompt_tokens} prompt tokens from the cache`);
+  if (cached && !message.isOpen) texts.push(`${cached} of ${usage.prompt_tokens} prompt tokens cached`);
   const shown = make("span", "facts", texts.join(" · "));
   if (message.isOpen) {
     view.tools.replaceChildren(shown);

@@ -86,7 +86,8 @@ class Backend:
             await asyncio.sleep(self.pause)
             yield event({"content": text}, timings={"predicted_n": i + 1, "predicted_per_second": 87.654})
         if self.late_error is not None:
-            yield f"data: {json.dumps({'error': {'code': 500, 'message': self.late_error, 'type': 'server_error'}})}\n\n".encode()
+            error = {"code": 500, "message": self.late_error, "type": "server_error"}
+            yield f"data: {json.dumps({'error': error})}\n\n".encode()
             return
         n = len(pieces)
         yield event({}, self.finish_reason, timings={"predicted_n": n, "predicted_per_second": 87.654})
