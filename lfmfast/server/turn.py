@@ -1,0 +1,94 @@
+"""One answer to one conversation, for protocols whose bodies are translated into those of chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from lfmfast.aio import AsyncStream
+from lfmfast.params import SamplingParams
+from lfmfast.server import completion
+from lfmfast.server.errors import ApiError, invalid
+from lfmfast.server.fields import Generation, parse_conversation, parse_generation
+from lfmfast.server.sse import Answers
+from lfmfast.server.state import ServerState
+
+__all__ = ["Turn", "begin_turn", "count_input", "get_text", "items_of", "refuse_part", "shown"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer that the engine works on."""
+
+    state: ServerState
+    generation: Generation
+    params: SamplingParams
+    """With every field set."""
+    answers: Answers
+
+    @property
+    def stream(self) -> AsyncStream:
+        return self.answers.streams[0]
+
+
+async def begin_turn(request: Request, state: ServerState, body: Mapping[str, Any]) -> Turn:
+    """Begin the answer to a body that is already one of chat completions.
+
+    Raises
+    ------
+    ApiError, LfmfastError
+        It can't be begun.
+    """
+    model = state.model
+    generation = parse_generation(body, state.settings, chat=True)
+    conversation = parse_conversation(body, state.settings)
+    for name, asked in (("n", generation.n > 1), ("logprobs", generation.n_probs >= 0)):
+        if asked:
+            raise invalid(f"'{name}' is not supported by this endpoint")
+    params = generation.resolved(model.model)
+    answers = Answers(request)
+    async with answers.beginning():
+        asking = conversation.options()
+        stream = model.stream(conversation.messages, **asking, **generation.options(params))
+        answers.add(stream, state.task(stream, prompt=conversation.messages, prompt_options=asking,
+                                       params=completion.settings_of(generation, params),
+                                       id_slot=generation.id_slot))  # fmt: skip
+    return Turn(state, generation, params, answers)
+
+
+async def count_input(state: ServerState, body: Mapping[str, Any]) -> int:
+    """Tokens of the prompt that a body of chat completions makes."""
+    conversation = parse_conversation(body, state.settings)
+    return len(await asyncio.to_thread(conversation.encode, state.model.model))
+
+
+def items_of(value: Any, where: str) -> list[dict[str, Any]]:
+    """A list of objects, checked."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise invalid(f"'{where}' must be an array of objects")
+    return value
+
+
+def get_text(item: Mapping[str, Any], name: str, where: str) -> str:
+    """A text that has to be there."""
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise invalid(f"'{where}.{name}' must be a string")
+    return value
+
+
+def refuse_part(kind: Any, where: str) -> ApiError:
+    """400: a part of a message that is no text."""
+    for name in ("image", "audio", "video"):
+        if isinstance(kind, str) and name in kind:
+            return invalid(f"{name} input is not supported: this model reads text only ('{where}' is of type '{kind}')")
+    return invalid(f"'{where}' is of type {shown(kind)}, which is not supported")
+
+
+def shown(value: Any) -> str:
+    """A value that should have been a short text, for a message."""
+    return repr(value[:40]) if isinstance(value, str) else "null" if value is None else "(no text)"
