@@ -86,8 +86,8 @@ def serve(
     gpu_layers: Annotated[
         Text, _model("-ngl", "--gpu-layers", "--n-gpu-layers", help="Layers on the GPU (all).", env="N_GPU_LAYERS")
     ] = None,
-    batch: Annotated[Int, _model("-b", "--batch-size", help="Prompt tokens per call (2048).", env="BATCH")] = None,
-    ubatch: Annotated[Int, _model("-ub", "--ubatch-size", help="Prompt tokens per pass (512).", env="UBATCH")] = None,
+    batch: Annotated[Int, _model("-b", "--batch-size", help="Prompt tokens at once.", env="BATCH")] = None,
+    ubatch: Annotated[Int, _model("-ub", "--ubatch-size", help="The same: the lesser counts.", env="UBATCH")] = None,
     type_k: Annotated[
         Text, _model("-ctk", "--cache-type-k", help="Type of the K cache (f16).", env="CACHE_TYPE_K", metavar="TYPE")
     ] = None,
