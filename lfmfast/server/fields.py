@@ -434,6 +434,9 @@ def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversat
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("'messages' is required" if messages is None else "'messages' must be an array that is not empty")
+    for i, message in enumerate(messages):  # numbers would be token ids
+        if not isinstance(message, dict):
+            raise _wrong(f"messages[{i}]", "an object", message)
     choice, tools = fields.get("tool_choice"), fields.get("tools")
     if choice not in (None, "auto", "none"):
         raise invalid(f"'tool_choice' {_show(choice)} is not supported yet: it can be 'auto' or 'none'")
@@ -457,11 +460,11 @@ def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversat
 
 
 def _goes_on(fields: Fields, messages: list[Any]) -> bool:
-    roles = [message.get("role") if isinstance(message, dict) else None for message in messages[-2:]]
+    roles = [message.get("role") for message in messages[-2:]]
     by_wish = fields.boolean("continue_final_message", roles[-1] == "assistant")
     if by_wish and fields.get("continue_final_message") is None and roles == ["assistant", "assistant"]:
         raise invalid("there are two messages of the assistant at the end: which one is to be continued?")
-    if by_wish and isinstance(messages[-1], dict) and messages[-1].get("tool_calls"):
+    if by_wish and messages[-1].get("tool_calls"):
         raise invalid("a message with tool calls can't be continued")
     return by_wish
 

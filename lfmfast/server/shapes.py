@@ -64,7 +64,7 @@ def timings(times: Timings) -> dict[str, float]:
         "predicted_n": times.predicted_tokens,
         "predicted_ms": times.predicted_ms,
         "predicted_per_token_ms": times.predicted_ms / n_steps if n_steps else 0.0,
-        "predicted_per_second": times.predicted_per_second,
+        "predicted_per_second": times.predicted_per_second if n_steps else 0.0,
     }
 
 
@@ -95,7 +95,7 @@ def _token(model: Model, token: int, logprob: float) -> dict[str, Any]:
 
 
 def _token_bytes(model: Model, token: int) -> bytes:
-    return model.native.detokenize_bytes([token], special=True)
+    return model.native.piece(token)
 
 
 def token_logprobs(model: Model, values: Iterable[TokenLogprob], n_top: int) -> list[dict[str, Any]]:
