@@ -12,8 +12,8 @@ from inprocess import Live
 
 CHAT = "/v1/chat/completions"
 ADA = [{"role": "user", "content": "My name is Ada."}]
-STORY = [{"role": "system", "content": "You are a helpful assistant. Think of the sea and ships and of a harbor in the evening."},
-         {"role": "user", "content": "Tell me a story."}]  # fmt: skip
+SYSTEM = {"role": "system", "content": "You are a helpful assistant. Think of the sea and of ships and of a harbor."}
+STORY = [SYSTEM, {"role": "user", "content": "Tell me a story."}]
 COLOR = [{"role": "user", "content": "Name a color."}]
 GREEDY = {"temperature": 0, "repeat_penalty": 1}
 
