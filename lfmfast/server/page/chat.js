@@ -33,8 +33,8 @@ let defaults = {};
 // -- the server -------------------------------------------------------------------------------------------------------
 
 class ServerError extends Error {
-  constructor(status, text) {
-    super(text);
+  constructor(status, text, type = "") {
+    super(type === "exceed_context_size_error" ? `${text}. Edit your message, or begin a new chat.` : text);
     this.status = status;
   }
 }
@@ -51,7 +51,8 @@ async function ask(path, options = {}) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw new ServerError(response.status, body.error?.message || `The server answered ${response.status} ${response.statusText}.`);
+  throw new ServerError(response.status, body.error?.message || `The server answered ${response.status} ${response.statusText}.`,
+    body.error?.type);
 }
 
 function showState(state, text) {
@@ -203,9 +204,7 @@ function send(text) {
   answer(reply);
 }
 
-function stop() {
-  running?.controller.abort();
-}
+const stop = () => running?.controller.abort();
 
 // -- drawing ----------------------------------------------------------------------------------------------------------
 
@@ -368,9 +367,7 @@ async function copy(text, from) {
   const old = from.dataset.text || (from.dataset.text = from.textContent);
   from.textContent = isDone ? "Copied" : "Can't copy";
   say(from.textContent);
-  setTimeout(() => {
-    from.textContent = old;
-  }, 1500);
+  setTimeout(() => Object.assign(from, {textContent: old}), 1500);
 }
 
 function remember() {
@@ -412,9 +409,7 @@ function buildSampling() {
   }
 }
 
-function applyTheme() {
-  document.documentElement.dataset.theme = settings.theme;
-}
+const applyTheme = () => Object.assign(document.documentElement.dataset, {theme: settings.theme});
 
 for (const name of ["system", "theme"]) {
   $(name).value = settings[name];
