@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -144,17 +144,15 @@ class Answers:
     def _check(self, reason: str | None) -> None:
         if reason == "cancelled":
             # No cancel() of ours is in the way of who reads: it was the client, or the model is being closed.
-            raise ClientDisconnect if self.gone else unavailable("the server is shutting down")
+            raise _client_gone() if self.gone else unavailable("the server is shutting down")
 
     async def results(self) -> list[Completion]:
         """Whole answers, in the order of their streams; closes them.
 
         Raises
         ------
-        ClientDisconnect
-            There is nobody to give them to.
         ApiError
-            The server is shutting down.
+            499: there is nobody to give them to; 503: the server is shutting down.
         """
         try:
             streams = self.streams
@@ -240,6 +238,10 @@ class Answers:
             await asyncio.wait((first,), timeout=LOOK_S)
         if not first.cancelled() and first.exception() is None:
             look()
+
+
+def _client_gone() -> ApiError:
+    return ApiError(499, "client_closed_request", "the client went away")
 
 
 class EventStream(Response):
