@@ -464,3 +464,27 @@ def test_the_page_is_one_answer_that_a_browser_may_keep(backend):
         urllib.request.urlopen(again)
     assert error.value.code == 304
     error.value.close()
+
+
+def test_with_the_real_server(browser, live):
+    live.address = live.url
+    seen = Seen(browser, live)
+    page = seen.ready()
+    page.click("#open-settings")
+    assert page.get_by_label("Temperature").get_attribute("placeholder") == "0.1"
+    page.get_by_label("Temperature").fill("0")
+    page.keyboard.press("Escape")
+    for question, answer in (("My name is Ada.", "Nice to meet you, Ada!"), ("What is my name?", "Your name is Ada.")):
+        seen.ask(question)
+        seen.ended()
+        assert seen.answer.inner_text() == answer
+    assert re.search(r"\d tokens/s · first after .* of \d+ prompt tokens cached", page.locator(".facts").last.inner_text())
+    assert re.fullmatch(r"\d+ of 2048 tokens of context used", page.inner_text("#context"))
+    page.click("#new")
+    seen.ask("Tell me a story.")
+    page.keyboard.press("Escape")
+    seen.ended()
+    seen.ask("word " * 3000)
+    page.wait_for_selector(".failure >> text=begin a new chat")
+    assert (seen.errors, seen.foreign) == ([], [])
+    seen.context.close()
