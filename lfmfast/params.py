@@ -220,6 +220,8 @@ class SamplingParams:
 
     def merged(self, over: SamplingParams | None = None, /, **overrides: Any) -> SamplingParams:
         """These parameters, with the fields that `over` and then `overrides` set replaced by theirs."""
+        if over is None and not overrides:
+            return self
         values = self.as_dict()
         if over is not None:
             values |= over.as_dict()
@@ -229,11 +231,14 @@ class SamplingParams:
 
     def resolved(self, defaults: SamplingParams | None = None) -> SamplingParams:
         """These parameters with every field set: what is missing comes from `defaults`, then from `NEUTRAL`."""
+        if all(getattr(self, name) is not None for name in _FIELDS):  # another check of them would be wasted
+            return self
         base = NEUTRAL if defaults is None else NEUTRAL.merged(defaults)
         return base.merged(self)
 
 
-_NAMES = (*(f.name for f in fields(SamplingParams)), "repetition_penalty")
+_FIELDS = tuple(f.name for f in fields(SamplingParams))
+_NAMES = (*_FIELDS, "repetition_penalty")
 _checked_init = SamplingParams.__init__
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ INT_MAX = 2**31 - 1
 N_MAX = 128
 #: Most alternatives per token that can be asked for.
 TOP_MAX = 1024
+#: Resolved sampling parameters that are kept per model.
+KNOWN_MAX = 256
 #: Largest logit bias.
 BIAS_MAX = 1e6
 #: `samplers` given as letters.
@@ -233,7 +236,7 @@ class Generation:
         if params.logit_bias and any(token >= model.n_vocab for token in params.logit_bias):
             n = model.n_vocab
             params = params.merged(logit_bias={token: value for token, value in params.logit_bias.items() if token < n})
-        return params.resolved(model.default_sampling.params)
+        return _resolved(params, model)
 
     def options(self, params: SamplingParams, i: int = 0) -> dict[str, Any]:
         """Options of :meth:`lfmfast.AsyncModel.stream` for answer `i` to a prompt.
@@ -252,6 +255,21 @@ class Generation:
             "cache_reuse": self.cache_reuse, "t_max_prompt_ms": self.t_max_prompt_ms,
             "t_max_predict_ms": self.t_max_predict_ms, "priority": self.priority,
         }  # fmt: skip
+
+
+# Most requests of a client have the same parameters, and checking them takes longer than the rest of the body.
+_known: weakref.WeakKeyDictionary[Model, dict[SamplingParams, SamplingParams]] = weakref.WeakKeyDictionary()
+
+
+def _resolved(params: SamplingParams, model: Model) -> SamplingParams:
+    if params.logit_bias is not None:  # a dict, which has no hash
+        return params.resolved(model.default_sampling.params)
+    known = _known.setdefault(model, {})
+    if (resolved := known.get(params)) is None:
+        if len(known) >= KNOWN_MAX:
+            known.clear()
+        resolved = known[params] = params.resolved(model.default_sampling.params)
+    return resolved
 
 
 def parse_generation(body: Mapping[str, Any], settings: Settings, *, chat: bool) -> Generation:

@@ -190,12 +190,23 @@ def test_gone_while_the_prompt_is_read(server: Live, n: int):
     assert after["n_prompt_passes"] - before["n_prompt_passes"] < len(LONG) // UBATCH
 
 
+def test_gone_while_a_long_text_becomes_tokens(server: Live):
+    body = {"messages": [{"role": "user", "content": "hello " * 3000}], "stream": True, **ENDLESS}
+    before = server.stats()["n_predicted"]
+    server.leave_after("/v1/chat/completions", body, 0)
+    until(lambda: server.state.n_by_status[499] or server.state.n_by_status[200])
+    until(lambda: is_idle(server))
+    assert server.stats()["n_predicted"] - before < 4000
+
+
 def test_gone_without_a_stream(server: Live):
+    n_gone = server.state.n_by_status[499]
     for prompt in (LONG, [1, 2, 3]):
         server.leave_after("/completion", {"prompt": prompt, "cache_prompt": False, **ENDLESS}, 0)
         until(lambda: server.state.running or server.stats()["n_requests"])
         until(lambda: is_idle(server))
-    assert server.stats()["n_predicted"] < 8192 + 4000
+    until(lambda: server.state.n_by_status[499] == n_gone + 2)
+    assert not server.state.n_by_status[500]
 
 
 def test_gone_while_it_waits_for_its_turn(server: Live):
