@@ -213,6 +213,7 @@ cdef extern from "engine/make_engine.h" namespace "lfmfast" nogil:
         int64_t faults_every
         int64_t faults_seed
         int64_t n_threads
+        int64_t n_threads_batch
 
     cdef struct engine_stats:
         int64_t n_slots
@@ -237,6 +238,7 @@ cdef extern from "engine/make_engine.h" namespace "lfmfast" nogil:
         int64_t cache_nodes
         int64_t n_evicted
         int64_t n_ubatch
+        int64_t n_halved_passes
 
     cdef cppclass saved_point "lfmfast::saved_prefix::point":
         saved_point()

@@ -189,6 +189,7 @@ cdef class Engine:
         params.faults_every = _faults_every
         params.faults_seed = _faults_seed
         params.n_threads = n_threads
+        params.n_threads_batch = n_threads_batch
         cdef shared_ptr[cpp.model] shared = model.alive()
         try:
             with nogil:

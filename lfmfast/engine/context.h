@@ -70,7 +70,7 @@ class context : public decoder {
     std::vector<uint8_t> state_seq_get(int64_t seq, bool partial) override;
     void state_seq_set(int64_t seq, const uint8_t * data, size_t size, bool partial) override;
 
-    void set_n_threads(int64_t n_threads, int64_t n_threads_batch);
+    void set_n_threads(int64_t n_threads, int64_t n_threads_batch) override;
 
   private:
     void check_seq(int64_t seq, const char * what) const;

@@ -69,6 +69,8 @@ class decoder {
     virtual int64_t seq_pos_min(int64_t seq) = 0;  // -1: empty
     virtual void    clear(bool data) = 0;
 
+    virtual void set_n_threads(int64_t n_threads, int64_t n_threads_batch) = 0;  // at most as many as it was made with
+
     // One sequence's state as bytes. `partial`: only what can't be cut (the recurrent state of a hybrid model).
     virtual std::vector<uint8_t> state_seq_get(int64_t seq, bool partial) = 0;
     // Throws state; then the sequence is empty, or unchanged if it was refused at once.

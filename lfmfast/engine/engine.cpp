@@ -395,6 +395,7 @@ void engine::pass() {
 
 void engine::read(const std::vector<pass_item> & items, int64_t start, int64_t end_us) {
     scheduler_->measured(items, end_us - start);
+    govern(items, end_us - start);
     const bool prompt_pass = items.size() == 1 && items[0].n_tokens > 1;
     ++(prompt_pass ? counts_.n_prompt_passes : counts_.n_steps);
     (prompt_pass ? counts_.prompt_us : counts_.step_us) += end_us - start;
@@ -432,6 +433,19 @@ void engine::read(const std::vector<pass_item> & items, int64_t start, int64_t e
         out.push_back(&slot);
     }
     sample(out);
+}
+
+void engine::govern(const std::vector<pass_item> & items, int64_t us) {
+    if (params_.n_threads < 2 && params_.n_threads_batch < 2) {
+        return;
+    }
+    counts_.n_halved_passes += halved_ ? 1 : 0;
+    governor_.measured(items.size(), items[0].n_tokens, us);
+    if (governor_.halved() != halved_) {
+        halved_ = !halved_;
+        const int64_t part = halved_ ? 2 : 1;
+        decoder_->set_n_threads((params_.n_threads + part - 1) / part, (params_.n_threads_batch + part - 1) / part);
+    }
 }
 
 void engine::sample(const std::vector<slot *> & out) {

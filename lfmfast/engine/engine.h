@@ -14,6 +14,7 @@
 #include "engine/sampler_breakers.h"
 #include "engine/scheduler.h"
 #include "engine/stream.h"
+#include "engine/thread_governor.h"
 
 #include <condition_variable>
 #include <deque>
@@ -33,7 +34,8 @@ struct engine_params {
     int64_t cache_bytes       = int64_t(1) << 30;  // host memory for prefixes that no sequence holds
     int64_t max_stall_ms      = 250;   // how long reading a prompt may hold up the others at a time
     int64_t checkpoint_tokens = 256;   // keep the recurrent state at least this often
-    int64_t n_threads         = 1;     // for sampling
+    int64_t n_threads         = 1;     // for steps and for sampling
+    int64_t n_threads_batch   = 1;     // for prompts
     int64_t faults_every      = 0;     // for tests: see failing_decoder; 0: none
     int64_t faults_seed       = 0;
     bool    can_cut           = false; // the model has no recurrent state: sequences can be cut anywhere
@@ -46,6 +48,7 @@ struct engine_stats {
     int64_t prompt_us = 0, step_us = 0, sample_us = 0;         // in passes of either kind; sampling
     int64_t n_saved = 0, n_loaded = 0, n_moved = 0, n_unsaved = 0, copy_us = 0;  // sequences to and from host memory
     int64_t cache_bytes = 0, cache_nodes = 0, n_evicted = 0, n_ubatch = 0;
+    int64_t n_halved_passes = 0;  // with half of the threads, because others use the cores
 };
 
 // A prefix outside of the engine, for a file.
@@ -131,6 +134,7 @@ class engine {
     bool   admit_one();
     void   pass();
     void   read(const std::vector<pass_item> & items, int64_t start, int64_t end);
+    void   govern(const std::vector<pass_item> & items, int64_t us);
     void   sample(const std::vector<slot *> & out);
     void   failed_pass(const std::vector<pass_item> & items, const error & e);
     void   end(slot & slot, finish_reason reason, const error * failure = nullptr);
@@ -170,6 +174,8 @@ class engine {
     int32_t                           start_token_;  // begins a message; -1: unknown
     std::unique_ptr<scheduler>        scheduler_;
     std::unique_ptr<batch>            batch_;
+    thread_governor                   governor_;
+    bool                              halved_ = false;  // computes with half of the threads
     std::vector<slot>                 slots_;
     prefix_tree                       tree_;
     breaker_cache                     breakers_;

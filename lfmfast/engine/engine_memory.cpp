@@ -389,6 +389,8 @@ void engine::grow() {
     }
     std::vector<slot> old(n);
     decoder_  = std::move(next);
+    halved_   = false;
+    governor_ = {};
     n_stream_ = n_stream;
     old.swap(slots_);
     for (size_t i = 0; i < n; ++i) {

@@ -22,6 +22,7 @@ class failing_decoder : public decoder {
     bool    can_shift() const override { return inner_->can_shift(); }
     int64_t seq_pos_min(int64_t seq) override { return inner_->seq_pos_min(seq); }
     void    clear(bool data) override { inner_->clear(data); }
+    void    set_n_threads(int64_t n, int64_t n_batch) override { inner_->set_n_threads(n, n_batch); }
     std::vector<uint8_t> state_seq_get(int64_t seq, bool partial) override { return inner_->state_seq_get(seq, partial); }
 
     void decode(const batch & batch, const stop_request * stop, const stop_request * stop_too) override;

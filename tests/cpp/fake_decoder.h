@@ -42,6 +42,7 @@ class decoder : public lfmfast::decoder {
         }
         return true;
     }
+    void set_n_threads(int64_t, int64_t) override {}
     void seq_add(int64_t seq, int64_t p0, int64_t p1, int64_t shift) override {
         sequence & s = at(seq);
         const auto moves = [&](int32_t pos) { return pos >= p0 && (p1 < 0 || pos < p1); };
