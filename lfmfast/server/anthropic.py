@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -172,6 +172,8 @@ def _with_errors(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request)
+        except ClientDisconnect:
+            raise
         except Exception as error:
             known = to_api_error(error)
             if known.status == 499:  # nobody reads it
