@@ -129,7 +129,7 @@ def serve(
     drain: Annotated[
         int, _http("--drain-timeout", help="Seconds that answers have after SIGTERM (30).", metavar="N")
     ] = 30,
-    max_body: Annotated[int, _http("--max-body", help="MiB of a request (32).", metavar="N")] = 32,
+    max_body: Annotated[int, _http("--max-body", help="MiB of a request (8).", metavar="N")] = 8,
     sse_ping: Annotated[
         int, _http("--sse-ping-interval", help="Seconds until a silent stream sends a comment (30); -1: never.",
                    env="SSE_PING_INTERVAL", metavar="N")

@@ -75,7 +75,7 @@ class Settings:
     props: bool = False
     page: bool = True
     cors_origins: str = "*"
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20
     max_nesting: int = 128
     header_timeout_s: float = 30.0
     body_timeout_s: float = 60.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -157,21 +158,19 @@ async def tokenize(request: Request) -> Response:
     add_special, parse_special = fields.boolean("add_special"), fields.boolean("parse_special", True)
     with_pieces = fields.boolean("with_pieces")
     parts = [] if content is None else content if isinstance(content, list) else [content]
-    for part in parts:
-        if not isinstance(part, str):
-            _check_token(model, "content", part)
 
-    def work() -> list[Any]:
+    def work() -> Response:
         tokens: list[int] = []
         for i, part in enumerate(parts):
             if isinstance(part, str):
                 tokens += model.tokenize(part, add_special=add_special and i == 0, parse_special=parse_special)
             else:
-                tokens.append(part)
-        return [{"id": token, "piece": _piece(model, token)} for token in tokens] if with_pieces else tokens
+                tokens.append(_checked_token(model, "content", part))
+        pieces = [{"id": token, "piece": _piece(model, token)} for token in tokens] if with_pieces else tokens
+        return json_response({"tokens": pieces})
 
     size = sum(len(part) if isinstance(part, str) else 1 for part in parts)
-    return json_response({"tokens": await _done(work, size)})
+    return await _done(work, size)
 
 
 async def detokenize(request: Request) -> Response:
@@ -182,34 +181,38 @@ async def detokenize(request: Request) -> Response:
         tokens = []
     if not isinstance(tokens, list):
         raise invalid("'tokens' must be an array of token ids")
-    for token in tokens:
-        _check_token(model, "tokens", token)
 
-    def work() -> str:  # token by token: what is between two of them is theirs, and not to be cleaned up
-        return b"".join([model.native.piece(token) for token in tokens]).decode("utf-8", "replace")
+    def work() -> Response:  # token by token: what is between two of them is theirs, and not to be cleaned up
+        text = b"".join([model.native.piece(_checked_token(model, "tokens", token)) for token in tokens])
+        return json_response({"content": text.decode("utf-8", "replace")})
 
-    return json_response({"content": await _done(work, len(tokens))})
+    return await _done(work, len(tokens))
 
 
 async def apply_template(request: Request) -> Response:
     """POST /apply-template: what a chat request would be read as, as text."""
     state = state_of(request)
     asked = parse_conversation(await read_object(request), state.settings)
-    rendered = state.model.model.template.render(
-        asked.messages, tools=asked.tools, continue_final_message=asked.continue_final_message, **asked.template_options
-    )
-    return json_response({"prompt": rendered.text})
+    template = state.model.model.template
+
+    def work() -> Response:
+        rendered = template.render(asked.messages, tools=asked.tools, continue_final_message=asked.continue_final_message,
+                                   **asked.template_options)  # fmt: skip
+        return json_response({"prompt": rendered.text})
+
+    return await _done(work, len(await request.body()))
 
 
-async def _done(work: Any, size: int) -> Any:
+async def _done(work: Callable[[], Response], size: int) -> Response:
     return await asyncio.to_thread(work) if size > LONG else work()
 
 
-def _check_token(model: Model, name: str, token: object) -> None:
+def _checked_token(model: Model, name: str, token: object) -> int:
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < model.n_vocab:
         known = isinstance(token, float) or (isinstance(token, int) and abs(token) < 2**64)
         shown = f"{token:.15g}" if known else "something else"
         raise invalid(f"a token id in '{name}' must be an integer from 0 to {model.n_vocab - 1}, not {shown}")
+    return token
 
 
 def _piece(model: Model, token: int) -> str | list[int]:
