@@ -150,16 +150,19 @@ class ServerRequest(Request):
 
 
 class Server:
-    """llama-server in a process of its own."""
+    """llama-server, or another program with its flags, in a process of its own."""
 
-    def __init__(self, model_file: str, n_threads: int, options: Sequence[str]) -> None:
+    def __init__(self, model_file: str, n_threads: int, options: Sequence[str], n_ctx: int = N_PARALLEL * N_CTX,
+                 program: Sequence[str] = ()) -> None:  # fmt: skip
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [str(peers.program("llama-server")), "-m", model_file, "-t", str(n_threads), "-c", str(N_PARALLEL * N_CTX),
-                   "--no-webui", "--host", "127.0.0.1", "--port", str(self.port), *options]
+        self._program = program or [str(peers.program("llama-server"))]
+        command = [*self._program, "-m", model_file, "-t", str(n_threads), "-c", str(n_ctx), "--no-webui", "--host",
+                   "127.0.0.1", "--port", str(self.port), *options]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as the server runs)
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+                                         cwd=Path(__file__).parent)  # where `-m lfmfast` finds the installed package
         try:
             self._wait()
         except BaseException:
@@ -170,7 +173,7 @@ class Server:
         deadline = time.monotonic() + 300
         while not self._healthy():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise PeerError(f"llama-server did not start\n{self.fault()}")
+                raise PeerError(f"the server did not start\n{self.fault()}")
             time.sleep(0.05)
 
     def _healthy(self) -> bool:
@@ -194,7 +197,12 @@ class Server:
         time.sleep(0.5)  # a connection breaks before the process has ended
         status = self._process.poll()
         self._log.seek(0)
-        return f"llama-server, {'running' if status is None else f'ended with status {status}'}:\n{self._log.read()[-2000:]}"
+        ended = "running" if status is None else f"ended with status {status}"
+        return f"{' '.join(self._program)}, {ended}:\n{self._log.read()[-2000:]}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def close(self) -> None:
         self._process.terminate()

@@ -37,8 +37,8 @@ def test_openai(live):
             say(model=client.models.list().data[0].id)
             france = [ask("What is the capital of France?")]
             whole = client.chat.completions.create(model="any", messages=france, temperature=0)
-            say(text=whole.choices[0].message.content, reason=whole.choices[0].finish_reason, role=whole.choices[0].message.role,
-                usage=whole.usage.model_dump(exclude_none=True), object=whole.object)
+            say(text=whole.choices[0].message.content, reason=whole.choices[0].finish_reason,
+                role=whole.choices[0].message.role, usage=whole.usage.model_dump(exclude_none=True), object=whole.object)
 
             stream = client.chat.completions.create(model="any", messages=france, temperature=0, stream=True,
                                                     stream_options={"include_usage": True})
@@ -115,15 +115,16 @@ def test_anthropic(live):
         def say(**values):
             print(json.dumps(values), flush=True)
 
+        greedy = {"temperature": 0}  # newer versions of the package have no argument for it
         ask = {"role": "user", "content": "What is the capital of France?"}
         with Anthropic(base_url=sys.argv[1], api_key="not-needed") as client:
-            whole = client.messages.create(model="any", max_tokens=64, messages=[ask], temperature=0,
+            whole = client.messages.create(model="any", max_tokens=64, messages=[ask], extra_body=greedy,
                                            system="You are a helpful assistant.")
             say(text=whole.content[0].text, reason=whole.stop_reason, n=whole.usage.output_tokens, kind=whole.type)
-            with client.messages.stream(model="any", max_tokens=64, messages=[ask], temperature=0) as stream:
+            with client.messages.stream(model="any", max_tokens=64, messages=[ask], extra_body=greedy) as stream:
                 say(streamed="".join(stream.text_stream), end=stream.get_final_message().stop_reason)
             say(count=client.messages.count_tokens(model="any", messages=[ask]).input_tokens)
-            short = client.messages.create(model="any", max_tokens=3, messages=[ask], temperature=0)
+            short = client.messages.create(model="any", max_tokens=3, messages=[ask], extra_body=greedy)
             say(short=short.stop_reason, n_short=short.usage.output_tokens)
     """, live.url)
     assert (seen["text"], seen["reason"], seen["kind"]) == (CAPITAL, "end_turn", "message")
@@ -250,7 +251,7 @@ def test_a_key_that_the_clients_send(serve, lfm2_tiny_path):
     with serve(lfm2_tiny_path, "-t", "1", "--api-key", "right,also-right", "-c", "512") as server:
         body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
         for headers, status in (({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer right"}, 200),
-                                ({"X-Api-Key": "also-right"}, 200), ({"Authorization": "right"}, 401)):  # fmt: skip
+                                ({"X-Api-Key": "also-right"}, 200), ({"X-Api-Key": "righ"}, 401)):  # fmt: skip
             seen, answer = server.post("/v1/chat/completions", body, headers)
             assert seen == status
             assert status == 200 or answer["error"]["type"] == "authentication_error"

@@ -26,26 +26,30 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": CHAT,
     "/v1/responses": {"input": "Hi", "max_output_tokens": 16},
 }
-FIELDS = (
-    "messages prompt content tokens input model system instructions tools tool_choice stream stream_options max_tokens "
-    "max_completion_tokens n_predict max_output_tokens temperature top_p top_k min_p typical_p top_n_sigma xtc_probability "
-    "xtc_threshold dynatemp_range dynatemp_exponent repeat_last_n repeat_penalty repetition_penalty frequency_penalty "
-    "presence_penalty dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers mirostat mirostat_tau "
-    "mirostat_eta seed n n_cmpl n_probs logprobs top_logprobs min_keep samplers stop stop_sequences logit_bias cache_prompt "
-    "n_cache_reuse id_slot timings_per_token return_progress return_tokens response_fields t_max_predict_ms t_max_prompt_ms "
-    "ignore_eos add_generation_prompt continue_final_message chat_template_kwargs response_format grammar json_schema verbose "
-    "n_keep sse_ping_interval priority add_special parse_special with_pieces reasoning_format reasoning_effort user metadata "
-    "thinking previous_response_id lora post_sampling_probs"
-).split()
+FIELDS = [
+    "messages", "prompt", "content", "tokens", "input", "model", "system", "instructions", "tools", "tool_choice", "stream",
+    "stream_options", "max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens", "temperature", "top_p",
+    "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent",
+    "repeat_last_n", "repeat_penalty", "repetition_penalty", "frequency_penalty", "presence_penalty", "dry_multiplier",
+    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau",
+    "mirostat_eta", "seed", "n", "n_cmpl", "n_probs", "logprobs", "top_logprobs", "min_keep", "samplers", "stop",
+    "stop_sequences", "logit_bias", "cache_prompt", "n_cache_reuse", "id_slot", "timings_per_token", "return_progress",
+    "return_tokens", "response_fields", "t_max_predict_ms", "t_max_prompt_ms", "ignore_eos", "add_generation_prompt",
+    "continue_final_message", "chat_template_kwargs", "response_format", "grammar", "json_schema", "verbose", "n_keep",
+    "sse_ping_interval", "priority", "add_special", "parse_special", "with_pieces", "reasoning_format", "reasoning_effort",
+    "user", "metadata", "thinking", "previous_response_id", "lora", "post_sampling_probs",
+]  # fmt: skip
 DEEP: Any = 1
 for _ in range(60):
     DEEP = [DEEP]
 VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 3, 2**31, -(2**31) - 1, 2**63, 2**64, -(2**64), 10**400, 0.5, -0.5, 1e308, -1e308, 5e-324, "", "x",
-    "\0", "a\0b", "\ud800", "\udfff\ud800", "😀" * 50, "<|im_start|>", "-1", "NaN", [], [None], [[]], [0], [-1], [2**31], [2**64],
-    [1e300], [0.5], ["x"], ["\0", ""], ["\ud800"], [{}], [True], {}, {"x": None}, {"": ""}, {"\0": 1}, {"\ud800": "\udc00"},
-    {"type": "x"}, {"type": "function", "function": 1}, {"role": "user"}, [{"role": "user", "content": None}],
-    [{"role": "user", "content": [{"type": "text"}]}], [{"role": "\ud800", "content": "\ud800"}], [{"type": "text", "text": 1}],
+    None, True, False, 0, 1, -1, 3, 2**31, -(2**31) - 1, 2**63, 2**64, -(2**64), 10**400, 0.5, -0.5, 1e308, -1e308, 5e-324, "",
+    "x", "\0", "a\0b", "\ud800", "\udfff\ud800", "😀" * 50, "<|im_start|>", "-1", "NaN", [], [None], [[]], [0], [-1], [2**31],
+    [2**64], [1e300], [0.5], ["x"], ["\0", ""], ["\ud800"], [{}], [True], {}, {"x": None}, {"": ""}, {"\0": 1},
+    {"\ud800": "\udc00"}, {"type": "x"}, {"type": "function", "function": 1}, {"role": "user"},
+    [{"role": "user", "content": None}],
+    [{"role": "user", "content": [{"type": "text"}]}], [{"role": "\ud800", "content": "\ud800"}],
+    [{"type": "text", "text": 1}],
     [{"type": "function", "function": {"name": 1, "parameters": []}}], [[0, 1], [2, "x"]], [["x", False], [3, 1e400]], DEEP,
 ]  # fmt: skip
 
@@ -114,14 +118,14 @@ def bad_bodies() -> Iterator[tuple[str, bytes]]:
     yield "surrogates in the wrong order", good.replace(b"Hi", rb"\udc00\ud800")
     yield "an escaped NUL", good.replace(b"Hi", rb"\u0000")
     yield "a bad escape", good.replace(b"Hi", rb"\x41")
-    for word in (b"NaN", b"Infinity", b"-Infinity", b"nan", b"01", b"+1", b".5", b"1.", b"1e", b"0x10", b"1e999", b"-1e999", b"None",
-                 b"True", b"9" * 5000, b"-" + b"9" * 400, b"0." + b"0" * 5000 + b"1"):  # fmt: skip
-        yield f"temperature {word[:20]!r}", b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": ' + word + b"}"
-        yield f"max_tokens {word[:20]!r}", (b'{"messages": [{"role": "user", "content": "Hi"}], "t_max_predict_ms": 50, "max_tokens": '
-                                            + word + b"}")  # fmt: skip
+    for word in (b"NaN", b"Infinity", b"-Infinity", b"nan", b"01", b"+1", b".5", b"1.", b"1e", b"0x10", b"1e999", b"-1e999",
+                 b"None", b"True", b"9" * 5000, b"-" + b"9" * 400, b"0." + b"0" * 5000 + b"1"):  # fmt: skip
+        for field in (b"temperature", b"max_tokens"):
+            changed = b'"t_max_predict_ms": 50, "%s": %s}' % (field, word)
+            yield f"{field!r} {word[:20]!r}", good[:-len('"max_tokens": 2}')] + changed
     for whole in (b"[]", b"null", b"1", b'"x"', b"true", b"[{}]"):
         yield f"{whole!r}", whole
-    yield "same name twice", b'{"messages": 1, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "max_tokens": 2}'
+    yield "same name twice", b'{"messages": 1, "max_tokens": 1, ' + good[1:]
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         for depth in (100, 500, 5000, 100_000):
             nested = opening * depth + b"1" + closing * depth
@@ -150,9 +154,11 @@ def test_bodies_that_are_no_json(live, connection, path):
 
 
 def test_requests_that_are_no_http(live):
-    for data in (b"\0" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-                 b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{", b"GET /health HTTP/1.1\r\nX: " + b"a" * 200_000,
-                 b"POST /completion HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"\x16\x03\x01\x02\x00\x01\x00"):  # fmt: skip
+    post = b"POST /completion HTTP/1.1\r\nHost: x\r\n"
+    for data in (b"\0" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00",
+                 post + b"Content-Length: -1\r\n\r\n", post + b"Content-Length: 10\r\n\r\n{",
+                 post + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+                 b"GET /health HTTP/1.1\r\nX: " + b"a" * 200_000):  # fmt: skip
         with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -164,9 +170,11 @@ def test_requests_that_are_no_http(live):
     assert live.get("/health") == (200, {"status": "ok"})
 
 
-@pytest.mark.parametrize("path", ["/", "/nothing", "/v1", "/slots/x?action=save", "/slots/999?action=erase", "/slots/0?action=x",
-                                  "/slots/0?action=save", "/v1/models/x", "/%00", "/%ff", "/../../etc/passwd", "/health?x=%00",
-                                  "/v1/chat/completions"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/nothing", "/v1", "/slots/x?action=save", "/slots/999?action=erase", "/slots/0?action=x", "/slots/0?action=save",
+     "/v1/models/x", "/%00", "/%ff", "/../../etc/passwd", "/health?x=%00", "/v1/chat/completions"],
+)  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "NONSENSE"])
 def test_paths_and_methods(live, method, path):
     status, _, answer = live.request(method, path, b"{}" if method in ("POST", "PUT", "PATCH") else None)
