@@ -13,6 +13,7 @@ logging.getLogger("lfmfast").addHandler(logging.NullHandler())  # quiet unless t
 
 if TYPE_CHECKING:
     from lfmfast._build import build_info
+    from lfmfast._engine import Engine
     from lfmfast.aio import AsyncChat, AsyncModel, AsyncStream
     from lfmfast.chat import Chat
     from lfmfast.errors import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 # Where each public name lives. Imported at first use, so that `lfmfast --help` does not load the native engine.
 _HOMES = {
     "lfmfast._build": ("build_info",),
+    "lfmfast._engine": ("Engine",),
     "lfmfast.aio": ("AsyncChat", "AsyncModel", "AsyncStream"),
     "lfmfast.chat": ("Chat",),
     "lfmfast.errors": (
@@ -68,6 +70,7 @@ __all__ = [
     "ContextFullError",
     "DeadlineError",
     "DecodeError",
+    "Engine",
     "ForkError",
     "HubError",
     "LfmfastError",

@@ -94,3 +94,31 @@ def test_cancelled_prefill_leaves_no_trace(tiny_q4_path: Path) -> None:
             assert after.tokens == cold.tokens
             assert after.usage.cached_tokens in (0, 64, 65)
         assert cancelled
+
+
+def test_quantised_differences_are_those_between_ubatch_sizes(tiny_q4_path: Path) -> None:
+    """Side by side and resumed from what is kept, a request differs from one alone no more than other passes make it differ."""
+    rng = random.Random(3)
+    options: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, **GREEDY}  # long enough to overlap
+
+    def rows(model: Model, prompts: list[list[int]], **more: Any) -> list[dict[int, float]]:
+        streams = [model.stream(prompt, logprobs=model.n_vocab, **options, **more) for prompt in prompts]
+        return [dict((stream.result().logprobs or ())[0].top) for stream in streams]
+
+    def distance(a: list[dict[int, float]], b: list[dict[int, float]]) -> float:
+        return max(sum((x[t] - y[t]) ** 2 for t in x) ** 0.5 for x, y in zip(a, b, strict=True))
+
+    with Model(tiny_q4_path, n_ctx=512, n_threads=1, n_ubatch=128, n_parallel=4) as model:
+        base = [rng.randrange(20, model.n_vocab - 4) for _ in range(90)]
+        prompts = [base[:70] + [rng.randrange(20, model.n_vocab - 4) for _ in range(20)] for _ in range(4)]
+        alone = [rows(model, [prompt], cache_prompt=False)[0] for prompt in prompts]
+        noise = 0.0
+        for n_ubatch in (7, 32, 64):
+            with Model(tiny_q4_path, n_ctx=512, n_threads=1, n_ubatch=n_ubatch) as other:
+                noise = max(noise, distance(alone, [rows(other, [prompt], cache_prompt=False)[0] for prompt in prompts]))
+        together = rows(model, prompts)  # one of them reads the common beginning
+        again = rows(model, [[*prompt, 30] for prompt in prompts])
+        cold = [rows(model, [[*prompt, 30]], cache_prompt=False)[0] for prompt in prompts]
+        assert model.engine.stats()["n_loaded"] > 0
+    assert distance(alone, together) <= 1.5 * noise + 1e-4
+    assert distance(cold, again) <= 1.5 * noise + 1e-4
