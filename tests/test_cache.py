@@ -116,6 +116,7 @@ def test_quantised_differences_are_those_between_ubatch_sizes(tiny_q4_path: Path
         for n_ubatch in (7, 32, 64):
             with Model(tiny_q4_path, n_ctx=512, n_threads=1, n_ubatch=n_ubatch) as other:
                 noise = max(noise, distance(alone, [rows(other, [prompt], cache_prompt=False)[0] for prompt in prompts]))
+        model.engine.forget()
         together = rows(model, prompts)  # one of them reads the common beginning
         again = rows(model, [[*prompt, 30] for prompt in prompts])
         cold = [rows(model, [[*prompt, 30]], cache_prompt=False)[0] for prompt in prompts]
