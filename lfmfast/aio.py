@@ -216,7 +216,7 @@ class AsyncModel:
                                           cache_prompt=options.get("cache_prompt", True))  # fmt: skip
             return submit(tokens, on_end=on_end, **options)
 
-        return AsyncStream(Request(model, make, long=_size(prompt) > LONG_PROMPT))
+        return AsyncStream(Request(model, make, long=_size(prompt) + _size(tools or ()) > LONG_PROMPT))
 
     @overload
     async def generate(self, prompt: Prompt, *, n: Literal[1] = 1, progress: Progress | None = None,

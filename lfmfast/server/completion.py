@@ -28,6 +28,8 @@ __all__ = ["ROUTES", "Final", "Job", "Meter", "begin", "parse_prompts", "setting
 
 # A prompt: text, or token ids and texts one after the other.
 Mixed = str | list[int | str]
+#: Answers that one request can ask for.
+ANSWERS_MAX = 1024
 
 
 # --- prompts ---
@@ -111,6 +113,9 @@ async def begin(request: Request, state: ServerState, prompt: Any, generation: G
     """
     model = state.model
     prompts = parse_prompts(prompt)
+    if len(prompts) * generation.n > ANSWERS_MAX:
+        n = generation.n
+        raise invalid(f"these are {len(prompts)} prompts with {n} answers each; at most {ANSWERS_MAX} are given at a time")
     params = generation.resolved(model.model)
     answers = Answers(request)
     job = Job(answers, [], [])

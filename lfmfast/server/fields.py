@@ -7,16 +7,16 @@ and `n_discard`: they say how llama-server is to do its work, and answers don't 
 
 from __future__ import annotations
 
-import logging
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lfmfast.errors import ParameterError
 from lfmfast.params import SamplingParams
-from lfmfast.server.errors import ApiError, invalid
+from lfmfast.server.errors import invalid
+from lfmfast.server.reader import CHARACTERS_MAX, INT_MAX, Fields, Harmless, show, wrong
 
 if TYPE_CHECKING:
     from lfmfast.model import Model
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversation", "Fields", "Generation", "parse_conversation", "parse_generation"]
 
-log = logging.getLogger("lfmfast.server")
-
-INT_MAX = 2**31 - 1
 #: More answers to one prompt than this are refused.
 N_MAX = 128
 #: Most alternatives per token that can be asked for.
@@ -49,8 +46,6 @@ MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 # Fields that are read elsewhere, or are the client's own book-keeping.
 OTHERS = frozenset(("model", "prompt", "messages", "tools", "tool_choice", "user", "metadata", "store", "service_tier"))
 NO_EFFECT = frozenset(("id_slot", "backend_sampling", "n_keep", "n_discard"))
-
-Harmless = Callable[[Any], bool]
 
 
 def _is_empty(value: Any) -> bool:
@@ -92,95 +87,6 @@ REFUSED: dict[str, Harmless] = {
     "thinking_budget_tokens": _is_below_zero,
     "reasoning_budget_message": _is_empty,
 }
-
-
-class Fields:
-    """A body that is read field by field.
-
-    Parameters
-    ----------
-    body : dict
-        From JSON.
-    """
-
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        self._body = body
-
-    def get(self, name: str) -> Any:
-        """The value, or None."""
-        return self._body.get(name)
-
-    def boolean(self, name: str, default: bool = False) -> bool:
-        value = self._body.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise _wrong(name, "true or false", value)
-        return value
-
-    def integer(self, name: str, low: int, high: int = INT_MAX) -> int | None:
-        """A whole number; one with a decimal point counts if nothing is behind it."""
-        value = self._body.get(name)
-        if value is None:
-            return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _wrong(name, f"an integer from {low} to {high}", value)
-        return value
-
-    def number(self, name: str) -> float | None:
-        value = self._body.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise _wrong(name, "a number", value)
-        try:
-            return float(value)
-        except OverflowError:
-            raise _wrong(name, "a number", value) from None
-
-    def strings(self, name: str) -> list[str]:
-        """A list of strings; one string is a list of one."""
-        value = self._body.get(name)
-        if value is None:
-            return []
-        values = [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
-            raise _wrong(name, "a string or an array of strings", value)
-        return values
-
-    def mapping(self, name: str) -> dict[str, Any]:
-        value = self._body.get(name)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise _wrong(name, "an object", value)
-        return value
-
-    def refuse(self, names: Mapping[str, Harmless]) -> None:
-        """Refuse fields that can't be honoured, by name."""
-        for name in names.keys() & self._body.keys():
-            value = self._body[name]
-            if value is not None and not names[name](value):
-                raise invalid(f"'{name}' is not supported yet{'' if name == 'json_schema' else f' (seen: {_show(value)})'}")
-
-    def log_unknown(self, known: frozenset[str]) -> None:
-        unknown = self._body.keys() - known
-        if unknown and log.isEnabledFor(logging.DEBUG):
-            log.debug("fields that have no meaning here: %s", ", ".join(sorted(_show(name) for name in unknown)))
-
-
-def _show(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        text = "a huge number"
-    return f"{text[:60]}..." if len(text) > 63 else text
-
-
-def _wrong(name: str, want: str, value: object) -> ApiError:
-    return invalid(f"'{name}' must be {want}, not {_show(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,10 +277,9 @@ def _sampling(fields: Fields, settings: Settings) -> tuple[SamplingParams, tuple
     if fields.get("samplers") is not None:
         values["samplers"] = _samplers(fields.get("samplers"))
     if fields.get("dry_sequence_breakers") is not None:
-        breakers = fields.get("dry_sequence_breakers")
-        if not isinstance(breakers, list) or not breakers:
-            raise _wrong("dry_sequence_breakers", "an array of strings that is not empty", breakers)
-        values["dry_sequence_breakers"] = breakers
+        values["dry_sequence_breakers"] = fields.strings("dry_sequence_breakers")
+        if not values["dry_sequence_breakers"]:
+            raise wrong("dry_sequence_breakers", "an array of strings that is not empty", [])
     by_id, by_text = _logit_bias(fields.get("logit_bias"))
     if by_id:
         values["logit_bias"] = by_id
@@ -388,7 +293,7 @@ def _samplers(value: Any) -> list[str]:
     if isinstance(value, list):
         return value
     if not isinstance(value, str) or any(letter not in SAMPLER_LETTERS for letter in value):
-        raise _wrong("samplers", f"an array of names, or letters out of {''.join(SAMPLER_LETTERS)}", value)
+        raise wrong("samplers", f"an array of names, or letters out of {''.join(SAMPLER_LETTERS)}", value)
     return [SAMPLER_LETTERS[letter] for letter in value]
 
 
@@ -397,24 +302,26 @@ def _logit_bias(value: Any) -> tuple[dict[int, float], tuple[tuple[str, float], 
     if value is None:
         return {}, ()
     if not isinstance(value, (list, dict)):
-        raise _wrong("logit_bias", "an object, or an array of pairs", value)
+        raise wrong("logit_bias", "an object, or an array of pairs", value)
     by_id: dict[int, float] = {}
     by_text: list[tuple[str, float]] = []
     for pair in value.items() if isinstance(value, dict) else value:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise _wrong("logit_bias", "an object, or an array of pairs", pair)
+            raise wrong("logit_bias", "an object, or an array of pairs", pair)
         token, bias = pair
         if isinstance(value, dict) and token.isascii() and token.isdigit() and len(token) < 10:
             token = int(token)
         if bias is not False and (isinstance(bias, bool) or not isinstance(bias, (int, float)) or not abs(bias) <= BIAS_MAX):
-            raise _wrong(f"logit_bias of {_show(token)}", f"a number from {-BIAS_MAX:.0f} to {BIAS_MAX:.0f}, or false", bias)
+            raise wrong(f"logit_bias of {show(token)}", f"a number from {-BIAS_MAX:.0f} to {BIAS_MAX:.0f}, or false", bias)
         number = -math.inf if bias is False else float(bias)
         if isinstance(token, str):
             by_text.append((token, number))
         elif isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= INT_MAX:
             by_id[token] = number
         else:
-            raise _wrong("a token in logit_bias", "an id or a text", token)
+            raise wrong("a token in logit_bias", "an id or a text", token)
+    if sum(len(text) for text, _ in by_text) > CHARACTERS_MAX:
+        raise invalid(f"'logit_bias' can have at most {CHARACTERS_MAX} characters of text")
     return by_id, tuple(by_text)
 
 
@@ -454,12 +361,12 @@ def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversat
         raise invalid("'messages' is required" if messages is None else "'messages' must be an array that is not empty")
     for i, message in enumerate(messages):  # numbers would be token ids
         if not isinstance(message, dict):
-            raise _wrong(f"messages[{i}]", "an object", message)
+            raise wrong(f"messages[{i}]", "an object", message)
     choice, tools = fields.get("tool_choice"), fields.get("tools")
     if choice not in (None, "auto", "none"):
-        raise invalid(f"'tool_choice' {_show(choice)} is not supported yet: it can be 'auto' or 'none'")
+        raise invalid(f"'tool_choice' {show(choice)} is not supported yet: it can be 'auto' or 'none'")
     if tools is not None and not isinstance(tools, list):
-        raise _wrong("tools", "an array", tools)
+        raise wrong("tools", "an array", tools)
     if choice == "none":
         tools = None  # what the model doesn't know of it can't call
     if fields.get("parallel_tool_calls") is not None and not fields.boolean("parallel_tool_calls") and tools:

@@ -185,6 +185,7 @@ def test_banned_texts(server: Live):
 def test_what_is_refused(server: Live):
     for prompt in (None, [], {}, 5, [None]):
         assert "prompt" in server.refusal("/completion", {"prompt": prompt})
+    assert "at most 1024" in server.refusal("/completion", {"prompt": [""] * 513, "n": 2})
     assert "text only" in server.refusal("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": "x"}})
     assert "token id" in server.refusal("/completion", {"prompt": [10**6]})
     assert "'grammar'" in server.refusal("/completion", {"prompt": ONCE, "grammar": "root ::= x"})

@@ -93,7 +93,7 @@ def test_samplers_by_name_and_by_letter():
 
 def test_sequence_breakers():
     assert parse({"dry_sequence_breakers": ["\n", "*"]}).sampling.dry_sequence_breakers == ("\n", "*")
-    for wrong in ([], "x", [1]):
+    for wrong in ([], 5, [1], {"a": 1}):
         assert "dry_sequence_breakers" in refusal({"dry_sequence_breakers": wrong})
 
 
@@ -135,6 +135,14 @@ def test_stop_strings():
     assert parse({"stop": "a"}).stop == ["a"] and parse({"stop": ["a", "", "b"]}).stop == ["a", "b"]
     for wrong in (1, [1], {"a": 1}, [["a"]]):
         assert "'stop'" in refusal({"stop": wrong})
+
+
+def test_texts_that_cost_time_at_each_token_are_few():
+    for name in ("stop", "dry_sequence_breakers"):
+        assert f"'{name}' can have at most" in refusal({name: ["x"] * 300})
+        assert f"'{name}' can have at most" in refusal({name: ["x" * 20000]})
+        parse({name: ["x"] * 256})
+    assert "'logit_bias' can have at most" in refusal({"logit_bias": [["x" * 10000, 1], ["y" * 10000, 1]]})
 
 
 def test_log_probabilities_of_chats():
