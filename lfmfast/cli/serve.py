@@ -171,7 +171,9 @@ def serve(
     reasoning_format: Annotated[
         str, _model("--reasoning-format", help="Thoughts stay in the text: auto and none.", env="THINK", metavar="FORMAT")
     ] = "auto",
-    reasoning: Annotated[str, _model("-rea", "--reasoning", help="auto", env="REASONING", metavar="auto")] = "auto",
+    reasoning: Annotated[
+        str, _model("-rea", "--reasoning", help="The template's enable_thinking.", env="REASONING", metavar="on|off|auto")
+    ] = "auto",
     context_shift: Annotated[Flag, _accepted("--context-shift/--no-context-shift", env="CONTEXT_SHIFT")] = False,
     jinja: Annotated[Flag, _accepted("--jinja/--no-jinja", env="JINJA")] = True,
     cont_batching: Annotated[Flag, _accepted("-cb/-nocb", "--cont-batching/--no-cont-batching", env="CONT_BATCHING")] = True,
@@ -200,8 +202,9 @@ def serve(
         raise opt.UsageError("--context-shift: there is none; an answer ends where the context is full")
     if reasoning_format not in ("auto", "none"):
         raise opt.UsageError(f"--reasoning-format {reasoning_format} is not supported yet: it can be auto or none")
-    if reasoning != "auto":
-        raise opt.UsageError(f"--reasoning {reasoning} is not supported: it can be auto")
+    template_options = _object(template_kwargs)
+    if (thinks := _switch("--reasoning", reasoning)) is not None:
+        template_options["enable_thinking"] = thinks
     if slot_save_path is not None and not slot_save_path.is_dir():
         raise opt.UsageError(f"--slot-save-path {slot_save_path}: there is no such folder")
     values: dict[str, Any] = {
@@ -210,10 +213,10 @@ def serve(
         "seed": seed, "ignore_eos": ignore_eos or None,
     }  # fmt: skip
     settings = Settings(
-        host=_list(host), port=port, api_keys=_keys(api_key or [], api_key_file), aliases=tuple(sorted(_list(alias))),
-        tags=_list(tags), sampling=SamplingParams(**{k: v for k, v in values.items() if v is not None}),
+        host=_list(host), port=port, api_keys=_keys(api_key or [], api_key_file),
+        aliases=tuple(sorted(_list(alias))) or _list(hf_repo), tags=_list(tags), sampling=SamplingParams(**{k: v for k, v in values.items() if v is not None}),
         n_predict=max(predict, -1), cache_prompt=cache_prompt, cache_reuse=cache_reuse,
-        chat_template_kwargs=_object(template_kwargs), reasoning_format="auto" if reasoning_format == "auto" else "none",
+        chat_template_kwargs=template_options, reasoning_format="auto" if reasoning_format == "auto" else "none",
         slot_save_path=slot_save_path, metrics=metrics, slots=slots, props=props, page=page, cors_origins=cors_origins,
         max_body_bytes=max_body << 20, header_timeout_s=min(timeout, 30), body_timeout_s=timeout, drain_s=drain,
         sse_ping_s=sse_ping, log_json=log_jsonl, access_log=not log_disable,
@@ -237,7 +240,14 @@ def serve(
         path = await asyncio.to_thread(opt.locate, name, model, hf_repo, offline=offline, token=hf_token)
         decided.append(plan(ctx_size, ctx_per_slot, parallel, kv_unified, lambda: _trained(path)))
         given = {key: value for key, value in options.items() if value is not None}
-        return await AsyncModel.load(path, n_ctx=decided[0].n_ctx, n_parallel=decided[0].n, **given)
+        loaded = await AsyncModel.load(path, n_ctx=decided[0].n_ctx, n_parallel=decided[0].n, **given)
+        try:
+            if template_options:  # now rather than at each request
+                loaded.model.template.render([{"role": "user", "content": "?"}], **template_options)
+        except BaseException:
+            await loaded.close()
+            raise
+        return loaded
 
     sockets = run.bind(settings)
     urls = [f"[{address}]" if ":" in address else address for address in settings.host]

@@ -17,7 +17,7 @@ from lfmfast.server.body import json_response, read_object
 from lfmfast.server.errors import ApiError, invalid, not_supported, unavailable
 from lfmfast.server.state import ServerState, Slot, Task, state_of
 
-__all__ = ["ROUTES"]
+__all__ = ["ROUTES", "shown"]
 
 
 async def slots(request: Request) -> Response:
@@ -28,30 +28,32 @@ async def slots(request: Request) -> Response:
     asked = request.query_params.get("fail_on_no_slot", "")
     if asked not in ("", "0", "false") and all(slot.task is not None for slot in state.slots):
         raise unavailable("no slot available")
-    return json_response([_shown(state, slot) for slot in state.slots])
+    return json_response([shown(state, slot) for slot in state.slots])
 
 
-def _shown(state: ServerState, slot: Slot) -> dict[str, Any]:
+def shown(state: ServerState, slot: Slot) -> dict[str, Any]:
+    """What /slots says of one."""
     facts: dict[str, Any] = {
         "id": slot.id, "n_ctx": state.n_ctx, "speculative": False, "is_processing": slot.task is not None,
     }  # fmt: skip
     task = slot.task or slot.last
     if task is None:
         return facts
-    stream = task.stream
-    n_decoded, n_read = len(stream.tokens), max(stream.n_read, 0)
+    stream, running = task.stream, slot.task is not None
+    n_decoded = len(stream.tokens)
     limit = task.params.get("n_predict", -1)
+    # Of a generation that has ended only what it was: its counts would read as work that goes on.
     return facts | {
         "id_task": task.id,
-        "n_prompt_tokens": stream.n_prompt,
-        "n_prompt_tokens_processed": max(n_read - stream.n_cached, 0),
-        "n_prompt_tokens_cache": stream.n_cached,
+        "n_prompt_tokens": stream.n_prompt if running else stream.n_prompt + n_decoded,
+        "n_prompt_tokens_processed": max(stream.n_read - stream.n_cached, 0) if running else 0,
+        "n_prompt_tokens_cache": stream.n_cached if running else 0,
         "params": task.params,
         "next_token": [{
-            "has_next_token": stream.finish_reason is None,
-            "has_new_line": "\n" in stream.text,
-            "n_remain": limit - n_decoded if isinstance(limit, int) and limit >= 0 else -1,
-            "n_decoded": n_decoded,
+            "has_next_token": running and stream.finish_reason is None,
+            "has_new_line": running and "\n" in stream.text,
+            "n_remain": limit - n_decoded if running and isinstance(limit, int) and limit >= 0 else -1,
+            "n_decoded": n_decoded if running else 0,
         }],
     }  # fmt: skip
 

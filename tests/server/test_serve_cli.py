@@ -116,6 +116,7 @@ def test_flags_of_the_guide(opened: Any, monkeypatch: pytest.MonkeyPatch) -> Non
                                model=False)  # fmt: skip
     assert seen == ["LiquidAI/LFM2.5-1.2B-Instruct-GGUF:Q4_K_M"]
     assert (settings.host, settings.port) == (("127.0.0.1",), 8081)
+    assert settings.aliases == ("LiquidAI/LFM2.5-1.2B-Instruct-GGUF:Q4_K_M",)
     assert (options["path"], options["n_ctx"], options["n_parallel"]) == ("model.gguf", 4096, 4)
     opened("--hf-repo", "ggml-org/models:Q8_0", "--hf-file", "tiny/stories.gguf", "-c", "512", model=False)
     assert seen[1] == "ggml-org/models:tiny/stories.gguf"
@@ -158,6 +159,13 @@ def test_server_flags(opened: Any, tmp_path: Path) -> None:
         sampling=SamplingParams(temperature=0.3, top_k=5, min_p=0.1, repeat_penalty=1.1, seed=42), cache_reuse=64,
         cache_prompt=False, chat_template_kwargs={"keep_past_thinking": True}, reasoning_format="none", api_keys=("a", "b"),
     )  # fmt: skip
+
+
+def test_thinking_is_the_templates(opened: Any) -> None:
+    assert opened("--reasoning", "off")[0].chat_template_kwargs == {"enable_thinking": False}
+    assert opened("--reasoning", "on", "--chat-template-kwargs", '{"a": 1}')[0].chat_template_kwargs == {
+        "a": 1, "enable_thinking": True,
+    }  # fmt: skip
 
 
 def test_flags_without_effect_are_taken(opened: Any) -> None:
@@ -208,7 +216,7 @@ def test_a_public_address_without_a_key(
     (["--port", "x"], "--port"),
     (["--context-shift"], "--context-shift"),
     (["--reasoning-format", "deepseek"], "not supported yet"),
-    (["--reasoning", "off"], "--reasoning"),
+    (["--reasoning", "maybe"], "on, off or auto"),
     (["--chat-template", "chatml"], "no templates by name"),
     (["--chat-template-kwargs", "{"], "not JSON"),
     (["--chat-template-kwargs", "[]"], "JSON object"),
@@ -385,6 +393,12 @@ def test_a_model_that_can_not_be_loaded(tmp_path: Path) -> None:
         assert process.end() == 1
         assert re.search(r"lfmfast: .*model\.gguf", process.lines[-1])
         assert "Traceback" not in "\n".join(process.lines)
+
+
+def test_a_variable_that_the_template_does_not_know(lfm2_tiny_path: Path) -> None:
+    with started("-m", lfm2_tiny_path, "--reasoning", "on") as process:
+        assert process.end() == 1
+        assert "enable_thinking" in process.lines[-1]
 
 
 def test_a_port_in_use() -> None:

@@ -18,6 +18,7 @@ from lfmfast import AsyncModel, SamplingParams
 from lfmfast.server import metrics as prometheus
 from lfmfast.server.app import create_app
 from lfmfast.server.settings import Settings
+from lfmfast.server.slots import shown
 
 FRANCE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
 
@@ -189,10 +190,28 @@ def test_slots_before_and_after_an_answer(lfm2_tiny_path: Path) -> None:
         ask(client)
         slot, other = client.get("/slots").json()
         assert "params" not in other and slot["params"]["temperature"] == 0
-        assert (slot["n_prompt_tokens"], slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (16, 16, 0)
-        assert slot["next_token"][0] == {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 10}
-        ask(client)
-        assert client.get("/slots").json()[0]["n_prompt_tokens_cache"] > 0
+        assert (slot["is_processing"], slot["n_prompt_tokens"]) == (False, 16 + 10)  # what it holds
+        assert slot["next_token"][0] == {"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}
+
+
+def test_a_slot_while_it_generates(client: TestClient, lfm2_tiny: Any) -> None:
+    state = client.app.state.server  # type: ignore[attr-defined]
+    prompt = lfm2_tiny.encode("Once upon a")
+
+    async def during() -> dict[str, Any]:
+        async with state.model.stream(prompt, max_tokens=300, ignore_eos=True) as stream:
+            with state.task(stream, prompt=prompt, params={"n_predict": 300}, id_slot=1):
+                while len(stream.tokens) < 5:
+                    await stream.pieces()
+                seen = shown(state, state.slots[1])
+                assert seen["next_token"][0]["n_decoded"] == len(stream.tokens)
+                return seen
+
+    seen = client.portal.call(during)  # type: ignore[union-attr]
+    assert seen["is_processing"] and seen["n_prompt_tokens"] == len(prompt)
+    assert seen["n_prompt_tokens_processed"] + seen["n_prompt_tokens_cache"] == len(prompt)
+    token = seen["next_token"][0]
+    assert token["has_next_token"] and token["n_remain"] == 300 - token["n_decoded"]
 
 
 def test_generations_have_slots_and_who_finds_none_gets_the_next_free_one(client: TestClient) -> None:
