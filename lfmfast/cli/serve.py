@@ -214,7 +214,8 @@ def serve(
     }  # fmt: skip
     settings = Settings(
         host=_list(host), port=port, api_keys=_keys(api_key or [], api_key_file),
-        aliases=tuple(sorted(_list(alias))) or _list(hf_repo), tags=_list(tags), sampling=SamplingParams(**{k: v for k, v in values.items() if v is not None}),
+        aliases=tuple(sorted(_list(alias))) or _list(hf_repo), tags=_list(tags),
+        sampling=SamplingParams(**{k: v for k, v in values.items() if v is not None}),
         n_predict=max(predict, -1), cache_prompt=cache_prompt, cache_reuse=cache_reuse,
         chat_template_kwargs=template_options, reasoning_format="auto" if reasoning_format == "auto" else "none",
         slot_save_path=slot_save_path, metrics=metrics, slots=slots, props=props, page=page, cors_origins=cors_origins,
