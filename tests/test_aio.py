@@ -71,6 +71,43 @@ def test_answers_are_those_of_the_sync_stream(lfm2_tiny: Model, run_async: Run[A
     assert run_async(main) == expected
 
 
+def test_all_pieces_at_a_time(lfm2_tiny: Model, run_async: Run[Any]) -> None:
+    async def main() -> None:
+        model = AsyncModel(lfm2_tiny)
+        stream = model.stream(STORY, max_tokens=30, **GREEDY)
+        first = await stream.pieces()
+        await until(lambda: stream.finish_reason is not None)
+        rest = await stream.pieces()
+        assert first and len(rest) > 1 and rest[-1].usage == stream.usage
+        assert [t for piece in first + rest for t in piece.tokens] == list(stream.tokens)
+        assert await stream.pieces() == [] == await stream.pieces()
+        with pytest.raises(DeadlineError):
+            await model.stream(STORY, t_max_prompt_ms=0, cache_prompt=False).pieces()
+
+    run_async(main)
+
+
+def test_how_far_a_prompt_is_read(lfm2_tiny: Model, run_async: Run[Any]) -> None:
+    prompt = [5 + i % 900 for i in range(400)]
+
+    async def main() -> None:
+        model = AsyncModel(lfm2_tiny)
+        lfm2_tiny.engine.forget()
+        for is_kept in (False, True):
+            stream = model.stream(prompt, max_tokens=1, **GREEDY)
+            assert stream.n_prompt == len(prompt)
+            task, seen = asyncio.ensure_future(stream.pieces()), []
+            while not task.done():
+                seen.append(stream.n_read)
+                await asyncio.sleep(0.0005)
+            assert seen == sorted(seen) and seen[-1] <= stream.n_read == len(prompt)
+            assert await stream.result() and stream.usage is not None and stream.timings is not None
+            assert stream.n_cached == stream.usage.cached_tokens and (stream.n_cached > 0) == is_kept
+            assert stream.prompt_ms == stream.timings.prompt_ms
+
+    run_async(main)
+
+
 def test_sixteen_streams_in_one_loop(lfm2_tiny: Model, run_async: Run[Any]) -> None:
     prompts = [[{"role": "user", "content": f"Repeat: number {i}"}] for i in range(16)]
 
