@@ -220,7 +220,7 @@ def serve(
         chat_template_kwargs=template_options, reasoning_format="auto" if reasoning_format == "auto" else "none",
         slot_save_path=slot_save_path, metrics=metrics, slots=slots, props=props, page=page, cors_origins=cors_origins,
         max_body_bytes=max_body << 20, header_timeout_s=min(timeout, 30), body_timeout_s=timeout, drain_s=drain,
-        sse_ping_s=sse_ping, log_json=log_jsonl, access_log=not log_disable,
+        sse_ping_s=sse_ping, log_json=log_jsonl, access_log=not log_disable, verbose=opt.verbose,
     )  # fmt: skip
     options: dict[str, Any] = {
         "n_queue": queue, "n_threads": threads if threads and threads > 0 else None, "n_threads_batch": threads_batch,

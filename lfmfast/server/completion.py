@@ -24,7 +24,7 @@ from lfmfast.server.sse import Answers, EventStream, Reading, event
 from lfmfast.server.state import ServerState, Task, state_of
 from lfmfast.types import Completion, Piece, Timings
 
-__all__ = ["ROUTES", "Final", "Job", "Meter", "begin", "parse_prompts", "settings_of"]
+__all__ = ["ROUTES", "Final", "Job", "Meter", "begin", "parse_prompts", "reading_of", "settings_of"]
 
 # A prompt: text, or token ids and texts one after the other.
 Mixed = str | list[int | str]
@@ -139,6 +139,15 @@ def settings_of(generation: Generation, params: SamplingParams) -> dict[str, Any
     return shapes.generation_settings(params, n_predict=generation.n_predict, stop=generation.stop, stream=generation.stream,
                                       n_probs=max(generation.n_probs, 0),
                                       timings_per_token=generation.timings_per_token)  # fmt: skip
+
+
+def reading_of(generation: Generation, reading: Reading) -> dict[str, Any]:
+    """`prompt_progress`, and with `timings_per_token` the `timings` of what was read by then."""
+    more: dict[str, Any] = {"prompt_progress": shapes.progress(*reading)}
+    if generation.timings_per_token:
+        ms = reading.time_ms if reading.processed > reading.cached else 0.0
+        more["timings"] = shapes.timings(Timings(reading.processed, reading.cached, ms, 0, 0, 0, 0, 0, 0, 0))
+    return more
 
 
 class Meter:
@@ -257,7 +266,7 @@ async def _frames(state: ServerState, generation: Generation, job: Job) -> Async
             frames = []
             for i, item in batch:
                 if isinstance(item, Reading):
-                    frames.append(part(i, "", (), prompt_progress=shapes.progress(*item)))
+                    frames.append(part(i, "", (), **reading_of(generation, item)))
                     continue
                 for piece in item:
                     if piece.text or piece.tokens:

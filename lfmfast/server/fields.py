@@ -219,7 +219,7 @@ def parse_generation(body: Mapping[str, Any], settings: Settings, *, chat: bool)
         return_progress=fields.boolean("return_progress"),
         return_tokens=fields.boolean("return_tokens"),
         response_fields=tuple(fields.strings("response_fields")),
-        verbose=fields.boolean("verbose"),
+        verbose=fields.boolean("verbose", settings.verbose),
         id_slot=_or(fields.integer("id_slot", -1), -1),
         ping_s=settings.sse_ping_s if ping is None else ping,
     )
@@ -237,9 +237,7 @@ def _first(fields: Fields, names: Sequence[str], low: int, high: int = INT_MAX) 
 
 def _n_predict(fields: Fields, settings: Settings) -> int:
     asked = _or(_first(fields, MAX_TOKENS, -1), -1)
-    if settings.n_predict < 0:
-        return asked
-    return settings.n_predict if asked < 0 else min(asked, settings.n_predict)
+    return settings.n_predict if asked < 0 else asked
 
 
 def _n_probs(fields: Fields, chat: bool) -> int:

@@ -123,7 +123,7 @@ async def _chat_frames(reply: _Reply, verbose: completion.Final | None) -> Async
             for i, item in batch:
                 if isinstance(item, Reading):
                     frames.append(event(reply.message([{"finish_reason": None, "index": i, "delta": role}],
-                                                      prompt_progress=shapes.progress(*item))))  # fmt: skip
+                                                      **completion.reading_of(generation, item))))  # fmt: skip
                     continue
                 for piece in item:
                     meters[i].count(piece)
@@ -220,7 +220,7 @@ async def _text_frames(reply: _Reply) -> AsyncGenerator[bytes]:
             frames = []
             for i, item in batch:
                 if isinstance(item, Reading):
-                    frames.append(chunk(i, "", prompt_progress=shapes.progress(*item)))
+                    frames.append(chunk(i, "", **completion.reading_of(generation, item)))
                     continue
                 for piece in item:
                     offset = meters[i].n_chars

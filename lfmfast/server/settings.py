@@ -56,6 +56,8 @@ class Settings:
         A stream that had nothing to send for so long sends a comment; 0 and less: never.
     log_json, access_log : bool
         Whether the access log is written, and as JSON.
+    verbose : bool
+        Answers of requests that say nothing have `__verbose`: the prompt as the model saw it, and the settings.
     """
 
     host: tuple[str, ...] = ("127.0.0.1",)
@@ -84,3 +86,4 @@ class Settings:
     sse_ping_s: float = 30.0
     log_json: bool = False
     access_log: bool = True
+    verbose: bool = False
