@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import json
 import sys
 from pathlib import Path
@@ -236,6 +234,8 @@ def serve(
     decided: list[Slots] = []
 
     async def load() -> AsyncModel:
+        import asyncio
+
         from lfmfast.aio import AsyncModel
 
         path = await asyncio.to_thread(opt.locate, name, model, hf_repo, offline=offline, token=hf_token)
@@ -346,6 +346,8 @@ def _trained(path: Path) -> int:
 
 
 def _is_loopback(host: str) -> bool:
+    import ipaddress
+
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

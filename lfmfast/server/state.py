@@ -30,7 +30,7 @@ __all__ = ["RequestRecord", "ServerState", "Slot", "Task", "current_record", "st
 
 @dataclass
 class RequestRecord:
-    """What the access log says of a request."""
+    """What the access log says of a request: of all of its answers together, if there are several."""
 
     id: str
     began: float
@@ -189,8 +189,9 @@ class ServerState:
             record.prompt_tokens += usage.prompt_tokens
             record.cached_tokens += usage.cached_tokens
             record.predicted_tokens += usage.completion_tokens
-            record.first_token_ms = timings.time_to_first_token_ms
-            record.tokens_per_second = timings.predicted_per_second
+            first = timings.time_to_first_token_ms
+            record.first_token_ms = first if record.first_token_ms is None else min(first, record.first_token_ms)
+            record.tokens_per_second = (record.tokens_per_second or 0.0) + timings.predicted_per_second
             record.finish_reason = finish_reason
 
 

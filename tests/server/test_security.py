@@ -259,9 +259,9 @@ def test_a_cancelled_load_closes_nothing_twice() -> None:
 
 
 @contextmanager
-def listening(settings: Settings) -> Iterator[Callable[[], socket.socket]]:
+def listening(settings: Settings, app: Any = None) -> Iterator[Callable[[], socket.socket]]:
     """Gives connections to a real server."""
-    app = create_app(settings, at_once)
+    app = create_app(settings, at_once) if app is None else app
     config = uvicorn.Config(app, http=protocol.limited_protocol(settings.header_timeout_s), log_config=None, access_log=False,
                             ws="none", lifespan="on", timeout_keep_alive=round(settings.idle_timeout_s))  # fmt: skip
     running, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
@@ -324,6 +324,20 @@ def test_a_body_that_does_not_come() -> None:
         head, _, body = rest(connection).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ") and b"connection: close" in head.lower()
         assert json.loads(body)["error"]["type"] == "timeout_error"
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body(caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app(Settings(), at_once)
+    with caplog.at_level(logging.INFO), listening(Settings(), app) as connect:
+        with connect() as connection:
+            connection.sendall(b'POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"content"')
+            time.sleep(0.2)
+        for _ in range(3000):
+            if app.state.server.n_by_status:
+                break
+            time.sleep(0.01)
+    assert app.state.server.n_by_status == {499: 1}
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 def test_an_idle_connection_ends_and_a_busy_one_does_not() -> None:

@@ -251,6 +251,25 @@ def test_no_free_slot(client: TestClient) -> None:
             slot.task = task
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_request_too_many(lfm2_tiny_path: Path, stream: bool) -> None:
+    for client in opened(lfm2_tiny_path, Settings(), n_parallel=1, n_queue=1):
+        state = client.app.state.server  # type: ignore[attr-defined]
+
+        async def begin(state: Any = state) -> list[Any]:
+            first = state.model.stream("Once upon a", ignore_eos=True)
+            await first.pieces()  # it has the place, and does not wait any more
+            return [first, state.model.stream("Once upon a", ignore_eos=True)]
+
+        running = client.portal.call(begin)  # type: ignore[union-attr]
+        answer = client.post("/v1/chat/completions", json={**FRANCE, "stream": stream})
+        error(answer, 503, "unavailable_error")
+        assert int(answer.headers["retry-after"]) > 0
+        for item in running:
+            client.portal.call(item.aclose)  # type: ignore[union-attr]
+        assert ask(client)["choices"][0]["finish_reason"] == "stop"
+
+
 def test_save_restore_and_erase(client: TestClient, folder: Path) -> None:
     client.post("/slots/0?action=erase")
     first = ask(client, "Name a color.")
