@@ -132,17 +132,19 @@ class engine {
     void   drop_ended();
     void   admit();
     bool   admit_one();
-    void   pass();
-    void   read(const std::vector<pass_item> & items, int64_t start, int64_t end);
-    void   govern(const std::vector<pass_item> & items, int64_t us);
-    void   sample(const std::vector<slot *> & out);
-    void   failed_pass(const std::vector<pass_item> & items, const error & e);
     void   end(slot & slot, finish_reason reason, const error * failure = nullptr);
     void   end_all();
     void   publish();
     std::vector<int32_t> running() const;
     void   on_loop(const std::function<void()> & what);
     void   fit_to_vocabulary(sampler_params & params);
+
+    // engine_pass.cpp: one pass
+    void   pass();
+    void   read(const std::vector<pass_item> & items, int64_t start, int64_t end);
+    void   govern(const std::vector<pass_item> & items, int64_t us);
+    void   sample(const std::vector<slot *> & out);
+    void   failed_pass(const std::vector<pass_item> & items, const error & e);
 
     // engine_memory.cpp: what the context and the tree hold
     resume_point find(const std::vector<int32_t> & prompt, bool inexact = false);
@@ -153,7 +155,7 @@ class engine {
     bool   reuse(slot & slot, const request & r, size_t n_exact, size_t & n);
     reuse_plan find_runs(const slot & slot, const std::vector<int32_t> & prompt, size_t n_min);
     bool   move_runs(slot & slot, const reuse_plan & plan);
-    bool   rebuild(slot & slot);   // after a failed pass
+    void   rebuild(slot & slot);   // after a failed pass
     void   checkpoint(slot & slot, const float * logits = nullptr);
     bool   save(slot & slot);      // to the tree; false: it could not be
     void   clear(slot & slot);

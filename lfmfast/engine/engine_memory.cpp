@@ -200,7 +200,7 @@ bool engine::fill(slot & slot, const std::vector<int32_t> & tokens, const resume
 }
 
 // After a failed pass the sequence is in an unknown state: back to the last point that is known, or to nothing.
-bool engine::rebuild(slot & slot) {
+void engine::rebuild(slot & slot) {
     const auto match = tree_.match(slot.want.data(), slot.n_held);
     size_t     n     = params_.can_cut ? slot.n_held : 0;
     prefix_point point;
@@ -219,14 +219,13 @@ bool engine::rebuild(slot & slot) {
         if (n > 0 && decoder_->seq_rm(slot.id, static_cast<int64_t>(n), -1)) {
             slot.n_held    = n;
             slot.n_checked = n;
-            return true;
+            return;
         }
     } catch (const error &) {
     }
     auto want = slot.want;
     clear(slot);
     slot.want = std::move(want);
-    return false;
 }
 
 void engine::checkpoint(slot & slot, const float * logits) {
