@@ -6,7 +6,10 @@ import contextlib
 import json
 import logging
 import logging.handlers
+import os
 import queue
+import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -88,10 +91,8 @@ class _Queue(logging.handlers.QueueHandler):
 @contextlib.contextmanager
 def logging_to_stderr(*, as_json: bool = False, verbose: bool = False) -> Iterator[None]:
     """Logs of lfmfast and of uvicorn go to stderr meanwhile."""
-    waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING)
-    writer = logging.StreamHandler()
-    writer.setFormatter(_Format(as_json))
-    listener = logging.handlers.QueueListener(waiting, writer)
+    waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
+    writer = threading.Thread(target=_write, args=(waiting, _Format(as_json)), name="lfmfast-log", daemon=True)
     handler = _Queue(waiting)
     levels = {"lfmfast": logging.WARNING, "lfmfast.server": logging.INFO, "lfmfast.access": logging.INFO,
               "uvicorn": logging.WARNING}  # fmt: skip
@@ -103,7 +104,7 @@ def logging_to_stderr(*, as_json: bool = False, verbose: bool = False) -> Iterat
         logger.propagate = not is_root
         if is_root:
             logger.addHandler(handler)
-    listener.start()
+    writer.start()
     try:
         yield
     finally:
@@ -111,5 +112,20 @@ def logging_to_stderr(*, as_json: bool = False, verbose: bool = False) -> Iterat
             logger.removeHandler(handler)
             logger.setLevel(number)
             logger.propagate = propagate
-        with contextlib.suppress(queue.Full):  # stop() raises if its own word finds no place; the thread is a daemon
-            listener.stop()
+        with contextlib.suppress(queue.Full):
+            waiting.put_nowait(None)
+            writer.join(2)
+
+
+def _write(waiting: queue.Queue[logging.LogRecord | None], format: _Format) -> None:
+    # Past sys.stderr and logging's handlers: a thread that waits in them for a reader would hold up the end of the process.
+    while (record := waiting.get()) is not None:
+        line = format.format(record) + "\n"
+        try:
+            data = line.encode("utf-8", "replace")
+            fd = sys.stderr.fileno()
+            while data:
+                data = data[os.write(fd, data) :]
+        except (OSError, ValueError, AttributeError):  # it is closed, or no file
+            with contextlib.suppress(Exception):
+                sys.stderr.write(line)

@@ -334,6 +334,30 @@ def test_a_line_for_each_request(lfm2_tiny_path: Path) -> None:
         assert process.end() == 0
 
 
+def test_nobody_reads_the_log(lfm2_tiny_path: Path) -> None:
+    reading, writing = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "lfmfast", "serve", "-m", str(lfm2_tiny_path), "--port", str(port), "-ngl", "0", "-t", "1"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=writing,
+                          cwd=Path(__file__).parent) as process:  # fmt: skip
+        os.close(writing)
+        try:
+            said = b""
+            while b"ready" not in said:
+                said += os.read(reading, 4096)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            for _ in range(50):  # 2 KiB each: more than a pipe takes
+                connection.request("GET", "/" + "x" * 2000)
+                assert connection.getresponse().read()
+            connection.close()
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            os.close(reading)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_answers_come_to_their_end(lfm2_tiny_path: Path, number: int) -> None:
     with started("-m", lfm2_tiny_path) as process:
