@@ -20,7 +20,7 @@ from lfmfast.server import shapes
 from lfmfast.server.body import json_response, read_object
 from lfmfast.server.errors import ApiError, invalid
 from lfmfast.server.fields import Generation, parse_generation
-from lfmfast.server.sse import Answers, EventStream, Reading, event
+from lfmfast.server.sse import Answers, EventStream, Last, Reading, event
 from lfmfast.server.state import ServerState, Task, state_of
 from lfmfast.types import Completion, Piece, Timings
 
@@ -256,6 +256,7 @@ async def completion(request: Request) -> Response:
 async def _frames(state: ServerState, generation: Generation, job: Job) -> AsyncGenerator[bytes]:
     streams = job.answers.streams
     meters = [Meter() for _ in streams]
+    n_open = len(streams)
 
     def part(i: int, text: str, tokens: tuple[int, ...], **more: Any) -> bytes:
         return event({"index": i, "content": text, "tokens": tokens, "stop": False, "id_slot": job.id_slot(i),
@@ -274,8 +275,11 @@ async def _frames(state: ServerState, generation: Generation, job: Job) -> Async
                         more = _extras(state, generation, piece, meters[i], streams[i])
                         frames.append(part(i, piece.text, piece.tokens, **more))
                 if item[-1].finish_reason is not None:
+                    n_open -= 1
                     frames.append(event(job.finals[i].final(streams[i], None, job.id_slot(i))))
-            if frames:
+            if n_open == 0:
+                yield Last(b"".join(frames))
+            elif frames:
                 yield b"".join(frames)
 
 

@@ -17,7 +17,7 @@ from lfmfast.server import completion, shapes
 from lfmfast.server.body import json_response, read_object
 from lfmfast.server.errors import invalid
 from lfmfast.server.fields import Conversation, Generation, parse_conversation, parse_generation
-from lfmfast.server.sse import DONE, Answers, EventStream, Frame, Reading, event
+from lfmfast.server.sse import DONE, Answers, EventStream, Frame, Last, Reading, event
 from lfmfast.server.state import ServerState, state_of
 from lfmfast.types import Completion, Piece, Usage
 
@@ -136,8 +136,8 @@ async def _chat_frames(reply: _Reply, verbose: completion.Final | None) -> Async
                     n_open -= 1
                     frames.append(_chat_end(reply, i, item[-1], n_open == 0, verbose))
             if n_open == 0:
-                frames.append(DONE)
-            if frames:
+                yield Last(b"".join((*frames, DONE)))
+            elif frames:
                 yield b"".join(frames)
 
 
@@ -241,8 +241,8 @@ async def _text_frames(reply: _Reply) -> AsyncGenerator[bytes]:
                     if n_open == 0 and generation.include_usage:
                         frames.append(event(reply.message([], usage=reply.usage())))
             if n_open == 0:
-                frames.append(DONE)
-            if frames:
+                yield Last(b"".join((*frames, DONE)))
+            elif frames:
                 yield b"".join(frames)
 
 

@@ -16,7 +16,7 @@ from lfmfast.server.body import json_bytes
 from lfmfast.server.errors import ApiError, to_api_error, unavailable
 from lfmfast.types import Completion, Piece
 
-__all__ = ["DONE", "PING", "Answers", "Batch", "EventStream", "Frame", "Reading", "event", "named_event"]
+__all__ = ["DONE", "PING", "Answers", "Batch", "EventStream", "Frame", "Last", "Reading", "event", "named_event"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,12 @@ def event(data: Any) -> bytes:
 def named_event(name: str, data: Any) -> bytes:
     """A frame with a name, as Anthropic's."""
     return b"event: " + name.encode() + b"\ndata: " + json_bytes(data) + b"\n\n"
+
+
+class Last(bytes):
+    """Frames behind which nothing comes: the end of the response goes out with them, in one write."""
+
+    __slots__ = ()
 
 
 class Frame:
@@ -252,7 +258,7 @@ class EventStream(Response):
     answers : Answers
         Ended with the response.
     frames : async generator of bytes
-        Each is written at once; what it raises becomes the last frame.
+        Each is written at once; what it raises becomes the last frame. It may end with a :class:`Last`.
     ping_s : float
         If nothing was written for so long, a comment is; 0 and less: never.
     error_frame : callable
@@ -279,6 +285,10 @@ class EventStream(Response):
             pings.start()
             try:
                 async for data in self._frames:
+                    if isinstance(data, Last):
+                        await pings.stop()
+                        await send({"type": "http.response.body", "body": data, "more_body": False})
+                        return
                     pings.wrote()
                     await send(_body(data))
                     if answers.gone:

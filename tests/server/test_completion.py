@@ -160,8 +160,10 @@ def test_timings_and_progress_in_a_stream(server: Live):
     *parts, last = server.chunks("/completion", body, done=False)
     progress = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
     assert progress[0]["processed"] == progress[0]["cache"] == 0 and progress[-1]["processed"] == progress[-1]["total"]
-    assert [part["timings"]["predicted_n"] for part in parts if "timings" in part] == [1, 2, 3, 4]
-    assert {part["timings"]["prompt_n"] for part in parts if "timings" in part} == {last["timings"]["prompt_n"]}
+    reading, writing = parts[: len(progress)], parts[len(progress) :]
+    assert [part["timings"]["prompt_n"] for part in reading] == [item["processed"] for item in progress]
+    assert [part["timings"]["predicted_n"] for part in writing] == [1, 2, 3, 4]
+    assert {part["timings"]["prompt_n"] for part in writing} == {last["timings"]["prompt_n"]}
 
 
 def test_the_slot_is_a_wish(server: Live):

@@ -125,8 +125,8 @@ def test_how_many_tokens():
     assert parse({"max_tokens": 5, "max_completion_tokens": 6, "n_predict": 7}).n_predict == 7
     assert parse({"max_tokens": 0}).n_predict == 0
     assert parse({"max_tokens": -1}).n_predict == -1
-    assert parse({"max_tokens": 50}, n_predict=9).n_predict == 9  # the server's is the most there is
-    assert parse({"max_tokens": -1}, n_predict=9).n_predict == 9
+    assert parse({"max_tokens": 50}, n_predict=9).n_predict == 50
+    assert parse({"max_tokens": -1}, n_predict=9).n_predict == parse({}, n_predict=9).n_predict == 9
     for wrong in (-2, "5", 1.5, True, HUGE, [5]):
         assert "'max_tokens' must be an integer" in refusal({"max_tokens": wrong})
 
@@ -186,6 +186,7 @@ def test_switches():
     generation = parse({**body, "stream_options": {"include_usage": True}, "cache_prompt": False, "id_slot": 2,
                         "response_fields": ["a/b"], "sse_ping_interval": 5, "n_cache_reuse": 8})  # fmt: skip
     assert all(getattr(generation, name) for name in body)
+    assert parse({}, verbose=True).verbose and not parse({"verbose": False}, verbose=True).verbose
     assert generation.include_usage and not generation.cache_prompt and generation.id_slot == 2
     assert (generation.response_fields, generation.ping_s, generation.cache_reuse) == (("a/b",), 5.0, 8)
     for name in (*body, "cache_prompt", "ignore_eos"):

@@ -15,7 +15,7 @@ from inprocess import Live, until
 
 from lfmfast import ContextFullError, ParameterError
 from lfmfast.server.settings import Settings
-from lfmfast.server.sse import PING, Answers, EventStream, Frame, event, named_event
+from lfmfast.server.sse import PING, Answers, EventStream, Frame, Last, event, named_event
 
 ENDLESS = {"ignore_eos": True, "max_tokens": 100_000, "temperature": 0}
 LONG = [5 + i % 900 for i in range(6000)]
@@ -85,6 +85,31 @@ def test_each_frame_is_one_write():
         yield b"two"
 
     assert play(frames) == [b"one", b"two"]
+
+
+def test_the_last_frame_goes_out_with_the_end():
+    closed = []
+
+    async def frames() -> AsyncGenerator[bytes]:
+        try:
+            yield b"one"
+            yield Last(b"two")
+            yield b"three"
+        finally:
+            closed.append(True)
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        answers = Answers(FakeRequest())  # type: ignore[arg-type]
+        await EventStream(answers, frames(), ping_s=0.001)({}, None, send)  # type: ignore[arg-type]
+        await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+    assert [(m["body"], m["more_body"]) for m in sent[1:]] == [(b"one", True), (b"two", False)] and closed
 
 
 def test_an_error_in_the_middle_is_the_last_frame():
