@@ -65,7 +65,7 @@ class Timings:
     @property
     def predicted_per_second(self) -> float:
         """Tokens sampled per second; the first one comes from the prompt's logits."""
-        return _rate(self.predicted_tokens - 1, self.predicted_ms)
+        return _rate(max(0, self.predicted_tokens - 1), self.predicted_ms)
 
     @property
     def time_to_first_token_ms(self) -> float:
