@@ -57,7 +57,7 @@ class Model(ModelFile):
     n_ctx : int
         Tokens that prompt and answer of one request can have together; 0: as many as the model was trained with.
     n_batch, n_ubatch : int
-        Tokens of a prompt that go through the graph at once: the lesser of the two. By default 128 on a CPU and 512 on a GPU
+        Tokens of a prompt that go through the graph at once: the lesser of the two. By default 256 on a CPU and 512 on a GPU
         or with flash attention, as they measured best.
     n_threads, n_threads_batch : int, optional
         Threads for generating and for reading prompts. None: the physical cores of this machine; for the second: the first.

@@ -11,10 +11,10 @@ namespace {
 // How attention is computed and how much of a prompt at once, where nobody said. On a CPU plain attention is the faster one:
 // ggml's flash attention there takes 1.2 times as long for a token at 1,000 tokens of context and 1.4 times at 2,000, and twice
 // as long for passes of 8 to 63 tokens (it has a fast path from 64 on); prompts are read equally fast. But it needs a buffer
-// for the scores, so it is for contexts where that is small. Passes of 128 tokens read a prompt as fast as longer ones, keep
+// for the scores, so it is for contexts where that is small. Passes of 256 tokens read a prompt as fast as longer ones, keep
 // that buffer small and let a cancel through sooner. Measured with the 350M shape; bench/README.md.
 void choose_attention(context_params & p, const model & m) {
-    constexpr int64_t n_ubatch_plain = 128, n_ubatch_flash = 512, max_score_bytes = int64_t(256) << 20;
+    constexpr int64_t n_ubatch_plain = 256, n_ubatch_flash = 512, max_score_bytes = int64_t(256) << 20;
     const auto    full  = [](const std::string & type) { return type == "f32" || type == "f16" || type == "bf16"; };
     const int64_t n_ctx = p.n_ctx == 0 ? m.n_ctx_train() : p.n_ctx;
     const int64_t n     = p.n_ubatch == 0 ? n_ubatch_plain : p.n_ubatch;
