@@ -44,7 +44,8 @@ void test_answers() {
             std::vector<request> requests;
             std::vector<stream_ptr> streams;
             for (uint32_t i = 0; i < 12; ++i) {
-                requests.push_back(ask(random_tokens(rng, 1 + rng() % 150), i % 4 == 0 ? static_cast<int64_t>(i) : -1, temp, i));
+                const int64_t max_tokens = i % 4 == 0 ? static_cast<int64_t>(i) : -1;
+                requests.push_back(ask(random_tokens(rng, 1 + rng() % 150), max_tokens, temp, i));
                 requests.back().sampling.penalty_repeat = 1.2f;  // sees the prompt too
                 if (i % 3 == 0) {
                     requests.back().stops = {"a", "zz", "x"};

@@ -14,7 +14,9 @@ using sizes_t = std::vector<size_t>;
 namespace {
 
 sequence_view generating(int32_t id, uint64_t order = 0) { return {id, 1, SIZE_MAX, order, false}; }
-sequence_view reading(int32_t id, size_t n, uint64_t order, size_t n_to_cut = SIZE_MAX) { return {id, n, n_to_cut, order, false}; }
+sequence_view reading(int32_t id, size_t n, uint64_t order, size_t n_to_cut = SIZE_MAX) {
+    return {id, n, n_to_cut, order, false};
+}
 
 template <typename T> std::string shown(const std::vector<T> & values) {
     std::string out;
@@ -97,7 +99,7 @@ void test_next_random() {
         std::map<int32_t, one> all;
         const auto n = static_cast<int32_t>(1 + rng() % 12);
         for (int32_t id = 0; id < n; ++id) {
-            one o{rng() % 3 ? 1 + rng() % 300 : 1 + rng() % 3, 1 + rng() % 20, rng() % 1000 * 16 + static_cast<uint64_t>(id), false, {}};
+            one o{1 + rng() % (rng() % 3 ? 300 : 3), 1 + rng() % 20, rng() % 1000 * 16 + static_cast<uint64_t>(id), false, {}};
             o.alone = rng() % 40 == 0;
             for (size_t k = rng() % 4; k > 0; --k) {
                 o.cuts.insert(1 + rng() % o.n_pending);
@@ -142,7 +144,8 @@ void test_next_random() {
                 n_tokens += items[i].n_tokens;
             }
             CHECK(n_tokens <= n_ubatch || items.size() > 1);
-            const bool prompt = std::none_of(items.begin(), items.end(), [&](const auto & x) { return all[x.id].n_pending == 1; });
+            const bool prompt = std::none_of(items.begin(), items.end(),
+                                             [&](const auto & x) { return all[x.id].n_pending == 1; });
             if (any_alone) {
                 CHECK(items.size() == 1 && items[0].id == first->id);
             } else if (prompt) {
@@ -150,7 +153,8 @@ void test_next_random() {
                 CHECK(items[0].n_tokens <= s.chunk_limit(generates) * 3 / 2);
             } else {
                 for (const auto & v : views) {  // nobody who generates is left out
-                    CHECK(v.n_pending > 1 || std::any_of(items.begin(), items.end(), [&](const auto & x) { return x.id == v.id; }));
+                    const bool there = std::any_of(items.begin(), items.end(), [&](const auto & x) { return x.id == v.id; });
+                    CHECK(v.n_pending > 1 || there);
                 }
             }
             n_prompts_in_a_row = prompt && generates && !any_alone ? n_prompts_in_a_row + 1 : 0;
@@ -190,7 +194,8 @@ size_t close_all(std::map<int32_t, size_t> running, int & n_moves) {
         }
         const auto move = closing_move(sizes);
         if (!move) {
-            CHECK(running.empty() || running.rbegin()->first - running.begin()->first + 1 == static_cast<int32_t>(running.size()));
+            const int32_t span = running.empty() ? 0 : running.rbegin()->first - running.begin()->first + 1;
+            CHECK_EQ(span, static_cast<int32_t>(running.size()));
             break;
         }
         CHECK(running.count(move->from) == 1);
