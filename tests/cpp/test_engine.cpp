@@ -207,15 +207,25 @@ void test_reuse() {
         auto w     = make_world();
         w->can_cut = can_cut;
         w->v_trans = can_cut;
-        auto e = make_engine(w, params_of(*w, 2));
+        w->n_ubatch = 20;
+        auto p = params_of(*w, 2);
+        p.checkpoint_tokens = 20;
+        auto e = make_engine(w, p);
         int64_t n_moved = 0;
-        for (int round = 0; round < 10; ++round) {
+        for (int round = 0; round < 30; ++round) {
             const auto a = random_tokens(rng, 40), b = random_tokens(rng, 20), c = random_tokens(rng, 40);
             collect(*e->submit(ask(a + b + c, 0)));
             auto r = ask(a + c + random_tokens(rng, 10), 5);
             r.n_cache_reuse = 16;
+            w->rm_faults    = round % 3 == 0 ? 500 : 0;
             const auto got = collect(*e->submit(r));
             CHECK(!got.failure);
+            w->rm_faults = 0;
+            if (round % 2) {  // both places are needed
+                const auto one = e->submit(ask(random_tokens(rng, 5), 2)), two = e->submit(ask(random_tokens(rng, 5), 2));
+                collect(*one);
+                collect(*two);
+            }
             n_moved += got.times.n_cached == 80;
             const auto more = a + c + tokens_t(r.prompt.end() - 10, r.prompt.end());
             for (const auto & prompt : {more, more + random_tokens(rng, 10), more + got.tokens + random_tokens(rng, 10)}) {
