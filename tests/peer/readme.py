@@ -30,7 +30,8 @@ def table(results: Sequence[Result]) -> str:
         module, _, function = name.partition(".py::")
         said: dict[str, int] = defaultdict(int)
         for case in cases:
-            said[case.outcome if case.outcome in ("passed", "adapted") else f"{case.outcome}: {case.why.splitlines()[0]}"] += 1
+            why = ", ".join(case.compared) or case.why.partition("\n")[0]
+            said[f"{case.outcome}: {why}" if why else case.outcome] += 1
         text = "; ".join(f"{outcome}" + (f" ({n})" if len(cases) > 1 else "") for outcome, n in said.items())
         title = f"{module.removeprefix('test_')}: {function.removeprefix('test_')}"
         lines.append(f"| {title} | {text.replace('|', chr(92) + '|')} |")

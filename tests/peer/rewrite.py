@@ -12,6 +12,7 @@ import ast
 import json
 import operator
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,14 @@ def module(source: Path) -> str:
     return ast.unparse(ast.fix_missing_locations(_Asserts(source.name).visit(tree)))
 
 
+def subject(site: str) -> str:
+    """What an assertion is about, in a word: the last name on its left side."""
+    text = site.split(": ", 1)[1]
+    if text.startswith("match_regex"):
+        return "text"
+    return re.findall(r"\w+", re.split(r" (?:==|!=|<=?|>=?|in|is|not) ", text)[0])[-1]
+
+
 class Notes:
     """What llama-server answered where an assertion does not hold: by test, assertion and how often it was reached before."""
 
@@ -84,8 +93,9 @@ class Notes:
 
     def key(self, site: str) -> str:
         test = os.environ.get("PYTEST_CURRENT_TEST", "").rsplit(" ", 1)[0]
-        count = self.reached[f"{test}|{site}"] = self.reached[f"{test}|{site}"] + 1
-        return f"{test}|{site}|{count}"
+        place = f"{test}\t{site}"
+        self.reached[place] += 1
+        return f"{place}\t{self.reached[place]}"
 
     def save(self) -> None:
         if self.writing:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [p for p in (str(TESTS), str(TESTS.parent)) if p not in sys.path]
@@ -33,7 +34,7 @@ class Result:
     name: str
     outcome: str  # passed, adapted, failed, left out
     why: str = ""
-    notes: int = 0  # assertions that compare with llama-server
+    compared: tuple[str, ...] = ()  # with llama-server's
 
 
 def suite(folder: Path) -> Path:
@@ -101,18 +102,23 @@ def compare(model_file: Path, folder: Path, only: str | None = None) -> list[Res
     where = suite(folder)
     theirs = run("llama-server", peers.program("llama-server"), where, model_file, only, folder / "llama-server.log")
     ours = run("lfmfast", wrapper(folder), where, model_file, only, folder / "lfmfast.log")
-    notes = json.loads((where / "notes.json").read_text("utf8"))
-    counted: dict[str, int] = {}
+    return judged(theirs, ours, json.loads((where / "notes.json").read_text("utf8")))
+
+
+def judged(theirs: dict[str, dict[str, str]], ours: dict[str, dict[str, str]], notes: dict[str, Any]) -> list[Result]:
+    """The result of each test, in the order of the modules."""
+    compared: dict[str, set[str]] = {}
     for key in notes:
-        name = plan.short(key.split("|", 1)[0])
-        counted[name] = counted.get(name, 0) + 1
+        test, site, _ = key.split("\t")
+        compared.setdefault(plan.short(test), set()).add(rewrite.subject(site))
     results = []
-    for name, reference in theirs.items():
+    for name, reference in sorted(theirs.items(), key=lambda item: plan.MODULES.index(item[0].partition(".py")[0])):
         if reference["outcome"] != "passed":
             results.append(Result(name, "left out", reference["why"] if reference["outcome"] == "left out" else
                                   f"llama-server itself: {reference['why'] or reference['outcome']}"))  # fmt: skip
         elif ours.get(name, {}).get("outcome") == "passed":
-            results.append(Result(name, "adapted" if name in counted else "passed", notes=counted.get(name, 0)))
+            what = tuple(sorted(compared.get(name, ())))
+            results.append(Result(name, "adapted" if what else "passed", compared=what))
         else:
             results.append(Result(name, "failed", ours.get(name, {}).get("why", "did not run")))
     return results
@@ -140,7 +146,7 @@ def main() -> int:
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)
     for result in results:
-        print(f"{result.outcome:8} {result.name}" + (f"  ({result.notes} compared)" if result.notes else ""))
+        print(f"{result.outcome:8} {result.name}" + (f"  ({', '.join(result.compared)})" if result.compared else ""))
         if result.why:
             print("         " + result.why.replace("\n", "\n         "))
     print(readme.counts(results))
