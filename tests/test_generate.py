@@ -404,3 +404,12 @@ def test_memory_from_several_threads(tiny_f32_path: Path) -> None:
             thread.join()
         assert not failures
         assert len(model._replies) == 24
+
+
+def test_a_first_token_that_comes_too_late_is_an_error(tiny_q4_path: Path) -> None:
+    """Also when a single pass reads the whole prompt, and nothing could stop it on the way."""
+    with Model(tiny_q4_path, n_ctx=1024, n_threads=1, n_ubatch=1000) as model:
+        prompt = [20 + i % 500 for i in range(900)]
+        with pytest.raises(DeadlineError, match="1 ms"):
+            model.generate(prompt, max_tokens=4, t_max_prompt_ms=1)
+        assert model.generate(prompt, max_tokens=4, t_max_prompt_ms=60_000, ignore_eos=True).usage.completion_tokens == 4

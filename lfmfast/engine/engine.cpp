@@ -11,11 +11,6 @@ namespace {
 // Requests behind others that wait for a prefix being read are looked at up to this depth.
 constexpr size_t n_look_ahead = 64;
 
-error past_deadline(int64_t limit_ms) {
-    return error(error_code::deadline, "no token within the " + std::to_string(limit_ms) + " ms that max_prompt_ms allows",
-                 limit_ms, limit_ms);
-}
-
 }  // namespace
 
 // --- the caller's side -------------------------------------------------------------------------------------------------

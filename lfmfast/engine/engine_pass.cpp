@@ -137,6 +137,12 @@ void engine::sample(const std::vector<slot *> & out) {
     counts_.sample_us += now_us() - start;
     for (slot * slot : out) {
         stream & s = *slot->s;
+        const int64_t wait_ms = s.request_.max_prompt_ms;
+        if (s.times_.n_predicted == 0 && wait_ms >= 0 && s.first_us_ - s.submitted_us_ > wait_ms * 1000) {
+            const error late = past_deadline(wait_ms);
+            end(*slot, finish_reason::failed, &late);
+            continue;
+        }
         if (s.request_.max_tokens == 0) {
             end(*slot, finish_reason::length);
             continue;

@@ -2,6 +2,11 @@
 
 namespace lfmfast {
 
+error past_deadline(int64_t limit_ms) {
+    return error(error_code::deadline, "no token within the " + std::to_string(limit_ms) + " ms that max_prompt_ms allows",
+                 limit_ms, limit_ms);
+}
+
 stream::stream(request r, int32_t n_vocab)
     : request_(std::move(r)), sampler_(request_.sampling, n_vocab), text_(request_.stops) {
     if (request_.max_tokens < -1) {

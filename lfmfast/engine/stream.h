@@ -47,6 +47,9 @@ struct request {
     uint64_t                 inbox_id = 0;
 };
 
+// Of a request whose first token was not there in time.
+error past_deadline(int64_t limit_ms);
+
 struct token_info {
     int32_t                    token   = 0;
     float                      logprob = 0.0f;
