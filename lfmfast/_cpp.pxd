@@ -206,6 +206,7 @@ cdef extern from "engine/make_engine.h" namespace "lfmfast" nogil:
         engine_params()
         int64_t n_parallel
         int64_t n_parallel_max
+        int64_t growth_bytes
         int64_t n_queue_max
         int64_t cache_bytes
         int64_t max_stall_ms

@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 
-__all__ = ["default_cache_bytes", "default_threads"]
+__all__ = ["default_cache_bytes", "default_threads", "memory_bytes"]
 
 
 def default_threads() -> int:
@@ -40,12 +40,17 @@ def _quota() -> int:
 
 
 def default_cache_bytes() -> int:
-    """An eighth of the memory that this process may use, at most 8 GiB; 1 GiB where that can't be told."""
+    """An eighth of the memory that this process may use, at most 8 GiB."""
+    return min(memory_bytes() // 8, 8 << 30)
+
+
+def memory_bytes() -> int:
+    """Memory that this process may use; 8 GiB where that can't be told."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return 1 << 30
-    return min(min(total, _memory_limit()) // 8, 8 << 30)
+        return 8 << 30
+    return min(total, _memory_limit())
 
 
 def _memory_limit() -> int:

@@ -50,6 +50,7 @@ class Engine:
         n_queue: int,
         cache_bytes: int,
         max_stall_ms: int,
+        growth_bytes: int = ...,
         checkpoint_tokens: int = 256,
         _faults_every: int = 0,
         _faults_seed: int = 0,

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from lfmfast import _many, _model, prefix
-from lfmfast._cpu import default_cache_bytes, default_threads
+from lfmfast._cpu import default_cache_bytes, default_threads, memory_bytes
 from lfmfast._engine import Engine, Mailbox
 from lfmfast._engine import Stream as NativeStream
 from lfmfast._replies import ReplyMemory
@@ -63,7 +63,7 @@ class Model(ModelFile):
         Threads for generating and for reading prompts. None: the physical cores of this machine; for the second: the first.
     n_parallel : int, optional
         Requests that are computed side by side, each with a memory of `n_ctx` tokens of its own. None: one to begin with, and
-        as many as wait, up to 16, when there are more.
+        as many as wait, up to 16 and a quarter of this machine's memory, when there are more.
     n_queue : int
         Requests that may wait for their turn; more are refused with QueueFullError.
     cache_bytes : int, optional
@@ -134,6 +134,7 @@ class Model(ModelFile):
         numbers["n_parallel_max"] = N_PARALLEL_MAX if n_parallel is None else n_parallel
         numbers["cache_bytes"] = default_cache_bytes() if cache_bytes is None else cache_bytes
         check_int("cache_bytes", numbers["cache_bytes"], 0, 2**62)
+        numbers["growth_bytes"] = memory_bytes() // 4
         self.native = _model.Model.load(
             path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, use_mlock=use_mlock, check_tensors=check_tensors,
             repack=repack, progress=progress,

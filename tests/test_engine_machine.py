@@ -229,3 +229,20 @@ def test_failed_passes_cost_nothing_but_time(machine: type[Machine]) -> None:
     """Every ninth call or so fails: passes that are broken off or refused, states that are refused, cuts that fail."""
     run(machine, 12, 100)
     assert machine.n_steps >= 1000
+
+
+def test_growth_stays_within_its_memory(tiny_f32_path: Path) -> None:
+    model = Model.load(tiny_f32_path, n_gpu_layers=0)
+    prompts = [[20 + i + k % 50 for k in range(60)] for i in range(6)]
+    one = engine(model, n_parallel_max=8)
+    read(one.submit(prompts[0], GREEDY, max_tokens=0))
+    saved = one.save(prompts[0])
+    a_sequence = len(saved["rows"]) // len(saved["tokens"]) * one.n_ctx
+    one.close()
+    for n_sequences, expected in ((3.5, 3), (1.5, 1), (100, 6)):
+        grown = engine(model, n_parallel_max=6, growth_bytes=int(n_sequences * a_sequence))
+        streams = [grown.submit(prompt, GREEDY, max_tokens=40, n_logprobs=0) for prompt in prompts]
+        assert all([read(stream) for stream in streams])
+        assert grown.stats()["n_slots"] == expected
+        grown.close()
+    model.close()

@@ -21,6 +21,7 @@ engine::engine(std::shared_ptr<const vocabulary> vocab, decoder_factory make_dec
     check_range("n_parallel", params.n_parallel, 1, n_seq_limit);
     check_range("n_parallel_max", params.n_parallel_max, params.n_parallel, n_seq_limit);
     check_range("n_queue", params.n_queue_max, 1, n_tokens_limit);
+    check_range("growth_bytes", params.growth_bytes, 0, INT64_MAX);
     check_range("cache_bytes", params.cache_bytes, 0, INT64_MAX);
     check_range("max_stall_ms", params.max_stall_ms, 1, 3'600'000);
     check_range("checkpoint_tokens", params.checkpoint_tokens, 1, n_tokens_limit);

@@ -30,6 +30,7 @@ namespace lfmfast {
 struct engine_params {
     int64_t n_parallel        = 1;     // sequences to begin with
     int64_t n_parallel_max    = 1;     // more are made when requests wait, up to this many
+    int64_t growth_bytes      = INT64_MAX;  // of attention memory that this may lead to
     int64_t n_queue_max       = 1024;  // requests that may wait
     int64_t cache_bytes       = int64_t(1) << 30;  // host memory for prefixes that no sequence holds
     int64_t max_stall_ms      = 250;   // how long reading a prompt may hold up the others at a time

@@ -380,6 +380,15 @@ void engine::grow() {
                 save(slot);
             }
         }
+        if (!layout_known_) {
+            return;  // nothing was read yet; after the next pass it is known how much memory more would take
+        }
+        const size_t each = layout_.row_size() * static_cast<size_t>(n_ctx_);
+        n = std::min(n, static_cast<size_t>(params_.growth_bytes) / std::max<size_t>(each, 1));
+        if (n <= slots_.size()) {
+            params_.n_parallel_max = static_cast<int64_t>(slots_.size());
+            return;
+        }
         next     = make_decoder_(static_cast<int64_t>(n));
         n_stream = kv_n_stream(next->state_seq_get(0, false));
     } catch (const std::exception &) {  // no memory for more, or a memory that can't be moved: it stays as it is
