@@ -242,7 +242,8 @@ def test_growth_stays_within_its_memory(tiny_f32_path: Path) -> None:
     for n_sequences, expected in ((3.5, 3), (1.5, 1), (100, 6)):
         grown = engine(model, n_parallel_max=6, growth_bytes=int(n_sequences * a_sequence))
         streams = [grown.submit(prompt, GREEDY, max_tokens=40, n_logprobs=0) for prompt in prompts]
-        assert all([read(stream) for stream in streams])
+        answers = [read(stream) for stream in streams]
+        assert all(answers)
         assert grown.stats()["n_slots"] == expected
         grown.close()
     model.close()
