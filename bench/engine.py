@@ -91,29 +91,6 @@ def progress(text: str) -> None:
         print(f"\r{text:60}\r", end="", file=sys.stderr, flush=True)
 
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="a,b,c,d,e,f", help="scenarios (default: all)")
-    parser.add_argument("--sides", default=",".join(SIDES), help="of ours, np8, np8-kvu (default: all)")
-    parser.add_argument("--shape", default="350M", choices=modelgen.SHAPES)
-    parser.add_argument("--quant", default="Q4_K_M", choices=modelgen.oracle.FTYPES)
-    parser.add_argument("--model", type=Path, help="a GGUF instead of a generated one")
-    parser.add_argument("--threads", type=int, default=report.cpu_count())
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--server-args", default="", help="further arguments for llama-server, in one string")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--scenario", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    args.sides = args.sides.split(",")
-    args.only = sorted(set(args.only.split(",")))
-    for given, known in ((args.only, LETTERS), (args.sides, SIDES)):
-        if unknown := set(given) - set(known):
-            parser.error(f"{sorted(unknown)}: choose from {list(known)}")
-    return args
-
-
 def print_head(model_file: Path, args: argparse.Namespace) -> None:
     """What is measured, on what."""
     print(f"machine    {report.machine()}")
@@ -134,7 +111,7 @@ def print_head(model_file: Path, args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the scenarios and print them with their targets."""
-    args = arguments(argv)
+    args = sides.arguments(__doc__, argv, LETTERS, SIDES)
     if args.worker:
         print(json.dumps(worker(args)))
         return 0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import peers
+import modelgen
+
+from bench import peers, report
 
 N_PARALLEL = 8
 N_CTX = 2048  # tokens per sequence
@@ -20,6 +23,29 @@ SAMPLING = {"temperature": 0.1, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "repeat
 SERVERS = {"np8": ["-np", str(N_PARALLEL)], "np8-kvu": ["-np", str(N_PARALLEL), "-kvu"]}
 
 Prompt = list[int] | list[dict[str, str]]  # token ids, or messages
+
+
+def arguments(description: str | None, argv: list[str] | None, letters: Collection[str],
+              names: Collection[str]) -> argparse.Namespace:  # fmt: skip
+    """Command line of a benchmark with scenarios (`letters`) and sides (`names`)."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(letters), help="scenarios (default: all)")
+    parser.add_argument("--sides", default=",".join(names), help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument("--shape", default="350M", choices=modelgen.SHAPES)
+    parser.add_argument("--quant", default="Q4_K_M", choices=modelgen.oracle.FTYPES)
+    parser.add_argument("--model", type=Path, help="a GGUF instead of a generated one")
+    parser.add_argument("--threads", type=int, default=report.cpu_count())
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--server-args", default="", help="further arguments for llama-server, in one string")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--scenario", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    args.sides, args.only = args.sides.split(","), sorted(set(args.only.split(",")))
+    for given, known in ((args.only, letters), (args.sides, names)):
+        if unknown := set(given) - set(known):
+            parser.error(f"{sorted(unknown)}: choose from {list(known)}")
+    return args
 
 
 class PeerError(RuntimeError):

@@ -12,6 +12,7 @@ from typing import Any
 
 import child
 import pytest
+from exact import opened
 
 from lfmfast import (
     ClosedError,
@@ -34,12 +35,6 @@ WILD: dict[str, Any] = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "r
 
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
-
-
-def opened(path: Path, **options: Any) -> Model:
-    """Exact: a batch of several sequences gives the numbers of each by itself."""
-    return Model(path, **{"n_ctx": 512, "n_threads": 1, "n_gpu_layers": 0, "type_k": "f32", "type_v": "f32",
-                           "flash_attn": False, **options})
 
 
 def read(model: Model) -> int:

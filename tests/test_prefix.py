@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import child
 import pytest
+from exact import numbers, opened
 
 from lfmfast import Model, ParameterError, StateError, TemplateError
 
@@ -20,16 +20,6 @@ MODELS = ["tiny_f32_path", "tiny_moe_path", "tiny_dense_path"]
 
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
-
-
-def opened(path: Path, **options: Any) -> Model:
-    return Model(path, **{"n_ctx": 512, "n_threads": 1, "n_gpu_layers": 0, "type_k": "f32", "type_v": "f32",
-                          "flash_attn": False, **options})  # fmt: skip
-
-
-def numbers(n: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(20, 400) for _ in range(n)]
 
 
 @pytest.fixture(params=MODELS)

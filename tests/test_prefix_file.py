@@ -15,21 +15,12 @@ from typing import Any
 
 import child
 import pytest
+from exact import numbers, opened
 
 from lfmfast import Model, StateError, prefix_file
 from lfmfast.prefix_file import Fingerprint, Saved
 
 ENDLESS: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0, "ignore_eos": True}
-
-
-def opened(path: Path, **options: Any) -> Model:
-    return Model(path, **{"n_ctx": 512, "n_threads": 1, "n_gpu_layers": 0, "type_k": "f32", "type_v": "f32",
-                          "flash_attn": False, **options})  # fmt: skip
-
-
-def numbers(n: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(20, 400) for _ in range(n)]
 
 
 @pytest.fixture(params=["tiny_f32_path", "tiny_moe_path", "tiny_dense_path"])

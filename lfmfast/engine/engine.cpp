@@ -307,7 +307,12 @@ void engine::end(slot & slot, finish_reason reason, const error * failure) {
         }
     }
     if (!slot.keep) {
-        clear(slot);
+        try {
+            clear(slot);
+        } catch (...) {  // also called where nothing catches any more: the stream gets its end in any case
+            fault   = caught_error();
+            failure = &*fault;
+        }
     }
     if (out.first_us_ != 0) {
         out.times_.predict_us = now_us() - out.first_us_;

@@ -17,7 +17,7 @@ from lfmfast.server.errors import ApiError, invalid, to_api_error
 from lfmfast.server.fields import Fields
 from lfmfast.server.sse import PING, EventStream, Frame, Reading, named_event
 from lfmfast.server.state import state_of
-from lfmfast.server.turn import Turn, begin_turn, count_input, get_text, items_of, refuse_part, shown
+from lfmfast.server.turn import Turn, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
 from lfmfast.types import Usage
 
 __all__ = ["ROUTES", "to_chat"]
@@ -45,9 +45,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     ApiError
         400, with the name of what is wrong or can't be done.
     """
-    for name in REFUSED:
-        if body.get(name):
-            raise invalid(f"'{name}' is not supported")
+    refuse(body, REFUSED)
     chat = {name: value for name, value in body.items() if name not in TRANSLATED and name not in REFUSED}
     if body.get("messages") is None:
         raise invalid("'messages' is required")

@@ -17,7 +17,7 @@ from lfmfast.server.errors import ApiError, invalid
 from lfmfast.server.fields import Fields
 from lfmfast.server.sse import EventStream, Reading, named_event
 from lfmfast.server.state import state_of
-from lfmfast.server.turn import Turn, begin_turn, count_input, get_text, items_of, refuse_part, shown
+from lfmfast.server.turn import Turn, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
 from lfmfast.types import FinishReason, Usage
 
 __all__ = ["ROUTES", "to_chat"]
@@ -43,9 +43,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     ApiError
         400, with the name of what is wrong or can't be done.
     """
-    for name in REFUSED:
-        if body.get(name):
-            raise invalid(f"'{name}' is not supported")
+    refuse(body, REFUSED)
     _check_options(body)
     chat = {name: value for name, value in body.items() if name not in TRANSLATED}
     asked = body.get("input")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from lfmfast.server.fields import Generation, parse_conversation, parse_generati
 from lfmfast.server.sse import Answers
 from lfmfast.server.state import ServerState
 
-__all__ = ["Turn", "begin_turn", "count_input", "get_text", "items_of", "refuse_part", "shown"]
+__all__ = ["Turn", "begin_turn", "count_input", "get_text", "items_of", "refuse", "refuse_part", "shown"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,13 @@ class Turn:
     @property
     def stream(self) -> AsyncStream:
         return self.answers.streams[0]
+
+
+def refuse(body: Mapping[str, Any], names: Iterable[str]) -> None:
+    """400 for the first of these fields that the body sets."""
+    for name in names:
+        if body.get(name):
+            raise invalid(f"'{name}' is not supported")
 
 
 async def begin_turn(request: Request, state: ServerState, body: Mapping[str, Any]) -> Turn:
