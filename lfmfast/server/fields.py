@@ -232,7 +232,8 @@ def _or(value: int | None, default: int) -> int:
 
 
 def _first(fields: Fields, names: Sequence[str], low: int, high: int = INT_MAX) -> int | None:
-    return next((value for name in names if (value := fields.integer(name, low, high)) is not None), None)
+    values = [fields.integer(name, low, high) for name in names]  # all are checked, whichever counts
+    return next((value for value in values if value is not None), None)
 
 
 def _n_predict(fields: Fields, settings: Settings) -> int:
@@ -241,15 +242,15 @@ def _n_predict(fields: Fields, settings: Settings) -> int:
 
 
 def _n_probs(fields: Fields, chat: bool) -> int:
-    n = fields.integer("n_probs", 0, TOP_MAX)
+    n, top = fields.integer("n_probs", 0, TOP_MAX), fields.integer("top_logprobs", 0, TOP_MAX)
+    if not chat and not isinstance(fields.get("logprobs"), bool):
+        wanted, shown = False, fields.integer("logprobs", 0, TOP_MAX)  # 0: the answer's tokens, without alternatives
+    else:
+        wanted, shown = fields.boolean("logprobs"), None
     if n is not None:
         return n or -1
-    value = fields.get("logprobs")
-    if not chat and not isinstance(value, bool):
-        n = fields.integer("logprobs", 0, TOP_MAX)  # OpenAI's 0: those of the answer's tokens, without alternatives
-        return -1 if n is None else n
-    wanted = fields.boolean("logprobs")
-    top = fields.integer("top_logprobs", 0, TOP_MAX)
+    if shown is not None:
+        return shown
     if top is not None and not wanted:
         raise invalid("'top_logprobs' needs 'logprobs' to be true")
     if not wanted:

@@ -69,10 +69,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_options(body: Mapping[str, Any]) -> None:
     """Fields whose usual values ask for nothing."""
-    options = {name: body.get(name) or {} for name in ("text", "reasoning")}
-    for name, value in options.items():
-        if not isinstance(value, dict):
-            raise invalid(f"'{name}' must be an object")
+    options = {name: Fields(body).mapping(name) for name in ("text", "reasoning")}
     text_format = options["text"].get("format")
     if text_format is not None and not (isinstance(text_format, dict) and text_format.get("type") == "text"):
         raise invalid("'text.format' other than text is not supported yet")
@@ -82,10 +79,10 @@ def _check_options(body: Mapping[str, Any]) -> None:
         raise invalid("'reasoning.effort' is not supported yet")
     if body.get("truncation") not in (None, "disabled"):
         raise invalid("'truncation' can only be 'disabled'")
-    include = body.get("include") or []
-    if not isinstance(include, list):
+    include = body.get("include")
+    if include is not None and not isinstance(include, list):
         raise invalid("'include' must be an array")
-    if "message.output_text.logprobs" in include:
+    if "message.output_text.logprobs" in (include or ()):
         raise invalid("'include' of 'message.output_text.logprobs' is not supported yet")
 
 
@@ -97,7 +94,7 @@ def _add(found: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
             found.append({"role": "assistant", "content": ""})
         return found[-1]
 
-    kind = item.get("type") or "message"
+    kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
         if role not in ("user", "assistant", "system", "developer"):
@@ -115,7 +112,7 @@ def _add(found: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
         content = _text(item.get("output"), f"{where}.output")
         found.append({"role": "tool", "tool_call_id": get_text(item, "call_id", where), "content": content})
     elif kind == "reasoning":
-        parts = items_of(item.get("content") or [], f"{where}.content")
+        parts = [] if item.get("content") is None else items_of(item["content"], f"{where}.content")
         thoughts = "".join(get_text(part, "text", f"{where}.content[{i}]") for i, part in enumerate(parts))
         if thoughts:
             of_assistant().update(thinking=thoughts, reasoning_content=thoughts)  # the names that templates know

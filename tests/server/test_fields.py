@@ -127,6 +127,7 @@ def test_how_many_tokens():
     assert parse({"max_tokens": -1}).n_predict == -1
     assert parse({"max_tokens": 50}, n_predict=9).n_predict == 50
     assert parse({"max_tokens": -1}, n_predict=9).n_predict == parse({}, n_predict=9).n_predict == 9
+    assert "'max_tokens'" in refusal({"n_predict": 7, "max_tokens": "x"}) and "'n'" in refusal({"n_cmpl": 2, "n": 0})
     for wrong in (-2, "5", 1.5, True, HUGE, [5]):
         assert "'max_tokens' must be an integer" in refusal({"max_tokens": wrong})
 
@@ -152,6 +153,8 @@ def test_log_probabilities_of_chats():
     assert parse({"n_probs": 4}).n_probs == 4 and parse({"n_probs": 0}).n_probs == -1
     assert "top_logprobs" in refusal({"top_logprobs": 3})
     assert "'top_logprobs'" in refusal({"logprobs": True, "top_logprobs": -1})
+    for field, wrong in (("logprobs", "x"), ("logprobs", 3), ("top_logprobs", -1)):
+        assert f"'{field}'" in refusal({"n_probs": 2, field: wrong})
     assert "'logprobs' must be true or false" in refusal({"logprobs": 5})
 
 
