@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import os
 import re
@@ -19,9 +18,6 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-
-pytestmark = pytest.mark.skipif(not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn")),
-                                reason="fastapi or uvicorn is not installed")  # fmt: skip
 
 
 @contextmanager

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("msgspec", reason="the extra `server` is not installed")
-
 from inprocess import Live, until
 
 from lfmfast.server.anthropic import to_chat

@@ -21,8 +21,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("msgspec", reason="the extra `server` is not installed")
-
 from lfmfast import cli
 from lfmfast.aio import AsyncModel
 from lfmfast.cli import _options
