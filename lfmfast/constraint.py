@@ -11,12 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lfmfast.ecma_pattern import translated
 from lfmfast.errors import ParameterError
+from lfmfast.json_schema import normalized
 
 __all__ = ["Constraint", "from_gbnf", "from_json_schema", "from_regex", "from_response_format"]
 
 #: The longest text of a constraint, in bytes of UTF-8.
 MAX_BYTES = 1 << 20
+
+# How JSON is written. White space in plenty would let a model that has lost its way go on for ever; escapes of the form \uXXXX
+# would let a key that has a schema of its own pass for another one.
+_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
+JSON_STYLE = {"whitespace_pattern": r"[\x20\t]{1,4}|\r?\n[\x20\t]{0,40}", **_ESCAPES}
+# The same within a call, where Python's style is a space behind commas and colons.
+COMPACT_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", **_ESCAPES}
 
 Kind = Literal["json_schema", "lark", "regex"]
 
@@ -67,53 +76,79 @@ def check_text(name: str, text: str) -> None:
         raise ParameterError(f"{name} has a NUL at character {text.index(chr(0))}")
 
 
-def _checked(name: str, constraint: Constraint) -> Constraint:
-    """The constraint, if llguidance compiles it."""
-    from llguidance import LLMatcher
+def compiled(name: str, kind: Kind, text: str, lazy: bool = False) -> Constraint:
+    """The constraint, if llguidance compiles it; `name` is what messages call it."""
+    check_text(name, text)
+    from llguidance import LLMatcher  # some ten milliseconds that nobody pays who asks for no constraint
 
-    make = {"json_schema": LLMatcher.grammar_from_json_schema, "lark": LLMatcher.grammar_from_lark,
-            "regex": LLMatcher.grammar_from_regex}[constraint.kind]  # fmt: skip
-    failed, messages = LLMatcher.validate_grammar_with_warnings(make(constraint.text))
-    if failed or messages:
-        raise ParameterError(f"{name} can't be enforced: {messages[0].splitlines()[0]}")
-    return constraint
+    if kind == "json_schema":
+        grammar = LLMatcher.grammar_from_json_schema(text)
+    else:
+        grammar = LLMatcher.grammar_from_lark(text) if kind == "lark" else LLMatcher.grammar_from_regex(text)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    if failed or any(not text.startswith("no tokenizer") for text in messages):  # control tokens are looked up by the engine
+        raise ParameterError(f"{name} can't be enforced: {messages[0].strip().splitlines()[0][:500]}")
+    return Constraint(kind, text, lazy)
 
 
 def from_json_schema(schema: Mapping[str, Any] | bool | None) -> Constraint:
-    """JSON that is valid for a schema. None: any JSON object."""
-    if schema is None:
-        schema = {"type": "object"}
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    return _checked("the JSON schema", Constraint("json_schema", json.dumps(schema, ensure_ascii=False)))
+    """JSON that is valid for a schema.
+
+    Parameters
+    ----------
+    schema : mapping, bool or None
+        JSON Schema, draft 4 to 2020-12; None is any JSON object. `lfmfast.json_schema` says what the reply may be narrower in.
+
+    Raises
+    ------
+    ParameterError
+        For a keyword that is malformed or can't be enforced, with its place, and for a schema that no JSON fits.
+
+    Examples
+    --------
+    >>> from_json_schema({"type": "array", "uniqueItems": True})
+    Traceback (most recent call last):
+    lfmfast.errors.ParameterError: the JSON schema at #: uniqueItems can't be enforced
+    """
+    enforced = normalized({"type": "object"} if schema is None else schema)
+    text = json.dumps({**enforced, "x-guidance": JSON_STYLE}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return compiled("the JSON schema", "json_schema", text)
 
 
 def from_gbnf(text: str, root: str = "root") -> Constraint:
-    """What a grammar in llama.cpp's GBNF describes."""
+    """What a grammar in llama.cpp's GBNF describes, from the rule `root` on."""
     check_text("the grammar", text)
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    return _checked("the grammar", Constraint("lark", gbnf_to_lark(text)))
+    return compiled("the grammar", "lark", gbnf_to_lark(text))
 
 
 def from_regex(pattern: str) -> Constraint:
-    """A whole reply that matches a regular expression, without look-around and back references."""
+    """A whole reply that matches a regular expression.
+
+    Parameters
+    ----------
+    pattern : str
+        In the dialect of JSON Schema (ECMA-262), without look-around, back references and word boundaries.
+    """
     check_text("the pattern", pattern)
-    return _checked("the pattern", Constraint("regex", pattern))
+    return compiled("the pattern", "regex", translated(pattern))
 
 
 def from_response_format(response_format: Mapping[str, Any] | None) -> Constraint | None:
-    """OpenAI's `response_format`: text (None), json_object (llama.cpp's `schema` in it too), json_schema."""
+    """OpenAI's `response_format`: text (no constraint), json_object (with llama.cpp's `schema` too) or json_schema."""
     if response_format is None:
         return None
-    kind = response_format.get("type", "text")
+    if not isinstance(response_format, Mapping):
+        raise ParameterError(f"response_format must be an object, not {type(response_format).__name__}")
+    kind = response_format.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return from_json_schema(response_format.get("schema"))
     if kind == "json_schema":
-        inner = response_format.get("json_schema")
-        if not isinstance(inner, Mapping) or "schema" not in inner:
+        inner = response_format.get("json_schema", response_format)  # llama.cpp also takes the schema beside the type
+        if not isinstance(inner, Mapping) or inner.get("schema") is None:
             raise ParameterError("response_format.json_schema must be an object with a schema in it")
         return from_json_schema(inner["schema"])
     raise ParameterError(f"response_format.type must be text, json_object or json_schema, not {kind!r}")
