@@ -16,15 +16,16 @@ from types import SimpleNamespace
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, Optional, TypedDict, TypeVar, Union
 from uuid import UUID
 
-import llguidance
 import numpy as np
 import pydantic
 import pytest
 import typing_extensions
 
+from lfmfast.constraint import from_json_schema
 from lfmfast.errors import ParameterError
 from lfmfast.json_types import Schemas, to_json
 from lfmfast.json_values import convert
+from lfmfast.tool_grammar import tool_constraint
 
 T = TypeVar("T")
 Celsius = NewType("Celsius", float)
@@ -205,16 +206,18 @@ TYPES: list[tuple[Any, dict[str, Any], list[tuple[Any, Any]]]] = [
 def test_types(kind: Any, schema: dict[str, Any], values: list[tuple[Any, Any]]) -> None:
     schemas = Schemas()
     assert schemas.of(kind) == schema and not schemas.definitions
-    assert enforceable(schema) == ""
+    check_enforceable(schema, {})
     for given, expected in values:
         found = convert(given, kind, "x")
         assert found == expected and type(found) is type(expected), given
     json.dumps(schema)
 
 
-def enforceable(schema: dict[str, Any]) -> str:
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    return str(llguidance.LLMatcher.validate_grammar(grammar))
+def check_enforceable(schema: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """As an answer, and as the type of an argument."""
+    from_json_schema({**schema, "$defs": definitions})
+    parameters = {"type": "object", "properties": {"a": schema, "b": schema}, "required": ["b"], "$defs": definitions}
+    tool_constraint([{"name": "f", "parameters": parameters}])
 
 
 # type, JSON value, what is told of it
@@ -274,7 +277,8 @@ def test_a_class_that_contains_itself() -> None:
     properties = {"tree": schemas.of(Node), "more": schemas.of(Node | None)}
     assert properties == {"tree": {"$ref": "#/$defs/Node"}, "more": {"anyOf": [{"$ref": "#/$defs/Node"}, NULL]}}
     assert schemas.definitions["Node"]["properties"]["children"] == {"type": "array", "items": {"$ref": "#/$defs/Node"}}
-    assert enforceable({"type": "object", "properties": properties, "$defs": schemas.definitions}) == ""
+    for schema in properties.values():
+        check_enforceable(schema, schemas.definitions)
     assert convert({"name": "a", "children": [{"name": "b"}]}, Node, "x") == Node("a", [Node("b")])
     with pytest.raises(ParameterError, match=r"'x.children\[0\].name' must be a string, not 3"):
         convert({"name": "a", "children": [{"name": 3}]}, Node, "x")
@@ -291,7 +295,8 @@ def test_definitions_of_two_classes_of_one_name() -> None:
 def test_pydantic_models() -> None:
     schemas = Schemas()
     schema = schemas.of(list[Team])
-    assert set(schemas.definitions) == {"User"} and enforceable({**schema, "$defs": schemas.definitions}) == ""
+    assert set(schemas.definitions) == {"User"}
+    check_enforceable(schema, schemas.definitions)
     team = convert([{"lead": {"name": "Ada", "age": 36}}], list[Team], "x")
     assert team == [Team(lead=User(name="Ada", age=36))]
     assert to_json(team) == '[{"lead": {"name": "Ada", "age": 36}, "members": []}]'
