@@ -95,10 +95,11 @@ def _convert_bare(value: Any, kind: Any, path: str) -> Any:
             if isinstance(value, bool) == isinstance(option, bool) and value == option:
                 return member
     elif origin in SCALARS:
-        if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
+        accepted = (int, float) if origin is float else origin  # an int will do for a float, as type checkers have it
+        if isinstance(value, accepted) and (origin is bool or not isinstance(value, bool)):
             return value
-        if (origin is float and type(value) is int) or (origin is int and isinstance(value, float) and value.is_integer()):
-            return origin(value)
+        if origin is int and isinstance(value, float) and value.is_integer():
+            return int(value)
     elif origin in CONVERTED:
         _, accepted, make = CONVERTED[origin]
         if isinstance(value, accepted) and not isinstance(value, bool):
