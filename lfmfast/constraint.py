@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from lfmfast.ecma_pattern import translated
 from lfmfast.errors import ParameterError
+from lfmfast.gbnf import gbnf_to_lark
 from lfmfast.json_schema import normalized
 
 __all__ = ["Constraint", "from_gbnf", "from_json_schema", "from_regex", "from_response_format"]
@@ -116,11 +117,22 @@ def from_json_schema(schema: Mapping[str, Any] | bool | None) -> Constraint:
 
 
 def from_gbnf(text: str, root: str = "root") -> Constraint:
-    """What a grammar in llama.cpp's GBNF describes, from the rule `root` on."""
-    check_text("the grammar", text)
-    from llguidance.gbnf_to_lark import gbnf_to_lark
+    """What a grammar in llama.cpp's GBNF describes.
 
-    return compiled("the grammar", "lark", gbnf_to_lark(text))
+    Parameters
+    ----------
+    text : str
+        The grammar. `<token>` and `<[id]>` are single tokens of the model, as in llama.cpp; `!<[id]>` is any other one.
+    root : str
+        The rule that the whole reply matches.
+
+    Raises
+    ------
+    ParameterError
+        With the line of what can't be read.
+    """
+    check_text("the grammar", text)
+    return compiled("the grammar", "lark", gbnf_to_lark(text, root))
 
 
 def from_regex(pattern: str) -> Constraint:

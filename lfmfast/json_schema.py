@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from lfmfast.ecma_pattern import translated
 from lfmfast.errors import ParameterError
+from lfmfast.schema_choice import exclusion
 from lfmfast.schema_formats import FORMATS
 
 __all__ = ["normalized"]
@@ -92,10 +93,21 @@ class _Normalizer:
         out = self._schema(schema, 0)
         if isinstance(out, bool):
             out = {} if out else {"anyOf": []}
+        self._check_ends()
         return {**out, "$defs": self._defs} if self._defs else out
 
     def _error(self, message: str) -> ParameterError:
         return ParameterError(f"the JSON schema at #{''.join('/' + part for part in self._path)}: {message}")
+
+    def _check_ends(self) -> None:
+        """Refuse definitions that need themselves: a model that begins such a value never comes to its end."""
+        ending: set[str] = set()
+        while more := {name for name, schema in self._defs.items() if name not in ending and _ends(schema, ending)}:
+            ending |= more
+        for where, name in self._names.items():
+            if name not in ending:
+                self._path = where.split("/")[1:]
+                raise self._error("no JSON of finite length fits it")
 
     # -- walking ------------------------------------------------------------------------------------------------------------
 
@@ -345,23 +357,29 @@ class _Normalizer:
         for keyword in ("allOf", "anyOf", "oneOf"):
             if keyword in schema:
                 parts = self._list(keyword, schema[keyword])
-                if keyword == "oneOf":
-                    parts = self._told_apart(parts)
-                out[keyword] = [self._schema(part, depth + 1, keyword, str(n)) for n, part in enumerate(parts)]
+                kept, parts = self._one_of(parts) if keyword == "oneOf" else (keyword, parts)
+                done = [self._schema(part, depth + 1, keyword, str(n)) for n, part in enumerate(parts)]
+                if kept in out:
+                    more.append({kept: done})
+                else:
+                    out[kept] = done
         if more:
             out["allOf"] = [*more, *out.pop("allOf", [])]
 
-    def _told_apart(self, parts: list[Any]) -> list[Any]:
-        """The parts of oneOf, such that llguidance sees where they exclude each other: references replaced by what they lead
-        to, and a property whose value tells them apart made a required one."""
-        parts = [self._lookup(part["$ref"])[1] if isinstance(part, Mapping) and "$ref" in part
-                 and not set(part) - {"$ref"} - _ANNOTATIONS else part for part in parts]  # fmt: skip
-        tags = [_tags(part) for part in parts]
-        for name in tags[0] if len(parts) > 1 else ():
-            values = [tag.get(name) for tag in tags]
-            if None not in values and len(set(values)) == len(values):
-                return [{**part, "required": [*part.get("required", ()), name]} for part in parts]
-        return parts
+    def _one_of(self, parts: list[Any]) -> tuple[str, list[Any]]:
+        """The parts of oneOf, and the keyword for them: anyOf where they exclude each other, if need be by requiring a property
+        whose value tells them apart."""
+        targets = [self._lookup(part["$ref"])[1] if _is_bare(part) else part for part in parts]
+        needed: dict[int, list[str]] = {}
+        for at, target in enumerate(targets):
+            for other in targets[at + 1:]:
+                name = exclusion(target, other)
+                if name is None:
+                    return "oneOf", parts
+                if name:
+                    needed.setdefault(at, []).append(name)
+        return "anyOf", [{**targets[at], "required": [*targets[at].get("required", ()), *needed[at]]} if at in needed else part
+                         for at, part in enumerate(parts)]  # fmt: skip
 
     def _reference(self, reference: Any, depth: int) -> str:
         where, target = self._lookup(reference)
@@ -384,7 +402,7 @@ class _Normalizer:
         where, target = self._find(unquote(local[1:]), reference)
         if where in seen:
             raise self._error(f"$ref: {_show(reference)} leads to itself")
-        if isinstance(target, Mapping) and "$ref" in target and not set(target) - {"$ref"} - _ANNOTATIONS:
+        if _is_bare(target):
             return self._lookup(target["$ref"], seen | {where})
         return where, target
 
@@ -406,6 +424,11 @@ class _Normalizer:
         return pointer, target
 
 
+def _is_bare(schema: Any) -> bool:
+    """Whether it is a reference and nothing else that counts."""
+    return isinstance(schema, Mapping) and "$ref" in schema and not schema.keys() - {"$ref"} - _ANNOTATIONS
+
+
 def _anchored(node: Any, anchor: str) -> Iterator[Any]:
     """What is called `anchor` in the document."""
     todo = [node]
@@ -419,15 +442,22 @@ def _anchored(node: Any, anchor: str) -> Iterator[Any]:
             todo += node
 
 
-def _tags(part: Any) -> dict[str, str]:
-    """The properties of an object schema that have one fixed text as their value."""
-    tags: dict[str, str] = {}
-    if not isinstance(part, Mapping) or part.get("type") != "object" or not isinstance(part.get("required", []), list):
-        return tags
-    properties = part.get("properties")
-    for name, value in properties.items() if isinstance(properties, Mapping) else ():
-        fixed = value.get("const", value.get("enum")) if isinstance(value, Mapping) else None
-        fixed = fixed[0] if isinstance(fixed, list) and len(fixed) == 1 else fixed
-        if isinstance(fixed, str):
-            tags[name] = fixed
-    return tags
+def _ends(schema: Any, ending: set[str]) -> bool:
+    """Whether some JSON of finite length may fit, if references lead to such only where they are in `ending`."""
+    if isinstance(schema, bool):
+        return schema
+    if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in ending:
+        return False
+    if not all(_ends(part, ending) for part in schema.get("allOf", ())):
+        return False
+    if not all(any(_ends(part, ending) for part in schema[key]) for key in ("anyOf", "oneOf") if key in schema):
+        return False
+    kinds = schema.get("type", "null")
+    if kinds == "object":
+        values = schema.get("properties", {})
+        return all(_ends(values.get(name, True), ending) for name in schema.get("required", ()))
+    if kinds == "array":
+        first, least = schema.get("prefixItems", []), schema.get("minItems", 0)
+        needed = first[:least] + ([schema.get("items", True)] if least > len(first) else [])
+        return all(_ends(part, ending) for part in needed)
+    return True  # a scalar, or the choice of one

@@ -153,7 +153,7 @@ def _with_definitions(schema: Mapping[str, Any], definitions: Mapping[str, Any])
         node = todo.pop()
         if isinstance(node, Mapping):
             reference = node.get("$ref")
-            key = reference.rpartition("/")[2] if isinstance(reference, str) else None
+            key = reference.rpartition("/")[2] if isinstance(reference, str) else ""
             if key in definitions and key not in needed:
                 needed[key] = definitions[key]
                 todo.append(definitions[key])
