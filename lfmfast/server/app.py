@@ -30,7 +30,7 @@ log = logging.getLogger("lfmfast.server")
 Load = Callable[[], Awaitable[AsyncModel]]
 
 #: Modules whose ROUTES are served, in the order in which they are looked at.
-MODULES = ("openai", "completion", "system", "slots", "anthropic", "responses", "page")
+MODULES = ("openai", "completion", "system", "slots", "anthropic", "responses", "page", "openapi")
 
 
 def create_app(settings: Settings, load: Load, *, ended: Callable[[Exception | None], None] | None = None) -> Starlette:
