@@ -1,8 +1,8 @@
 """llama.cpp's grammar format GBNF, rewritten for llguidance.
 
-The grammar is read as llama.cpp reads it (`llama_grammar_parser`), with the same errors. Every character of a terminal becomes a
-lexeme of its own: llguidance takes the longest lexeme that matches and never goes back, so `[a-z]* "end"` with longer ones would
-refuse "friend", which GBNF accepts.
+The grammar is read as llama.cpp reads it (`llama_grammar_parser`), with the same errors. Every character of a terminal becomes
+a lexeme of its own: llguidance takes the longest lexeme that matches and never goes back, so `[a-z]* "end"` with longer ones
+would refuse "friend", which GBNF accepts.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class _Parser:
                 raise self._error(f"there is no rule {name!r}", at)
         if root not in self.rules:
             raise ParameterError(f"the grammar has no rule {root!r}, where it is to begin")
-        return "".join([f"start: {_rule_name(root)}\n", *(f"{_rule_name(name)}: {body}\n" for name, body in self.rules.items())])
+        rules = [f"{_rule_name(name)}: {body}\n" for name, body in self.rules.items()]
+        return "".join([f"start: {_rule_name(root)}\n", *rules])
 
     def _error(self, message: str, at: int | None = None) -> ParameterError:
         at = self.at if at is None else at
@@ -149,11 +150,11 @@ class _Parser:
             raise self._error("expected {m}, {m,} or {m,n}")
         else:
             low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[self.text[self.at]]
-        count = high or low or 1
-        if low > MAX_REPETITIONS or item.rules * count > MAX_REPETITIONS and high is not None and high <= MAX_REPETITIONS:
-            raise self._error(f"repeated more often than {MAX_REPETITIONS} times")
         if high is not None and high > MAX_REPETITIONS:  # llama.cpp takes that for no limit
             high = None
+        count = high or low or 1
+        if max(low, item.rules * count) > MAX_REPETITIONS:
+            raise self._error(f"repeated more often than {MAX_REPETITIONS} times")
         if high is not None and high < low:
             raise self._error(f"{{{low},{high}}} is never true")
         self.at = found.end() if found else self.at + 1

@@ -182,7 +182,7 @@ class _Normalizer:
         return text
 
     def _number(self, name: str, value: Any) -> int | float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value in (math.inf, -math.inf) or value != value:
             raise self._error(f"{name} must be a number, not {_show(value)}")
         if isinstance(value, int) and abs(value) > MAX_EXACT:
             raise self._error(f"{name}: {_show(value)} is beyond 2**53, where whole numbers are no longer exact")
@@ -245,6 +245,9 @@ class _Normalizer:
                 if value != int(value) or not 0 <= value <= MAX_COUNT:
                     raise self._error(f"{name} must be a whole number from 0 to {MAX_COUNT:,}, not {_show(value)}")
                 out[name] = int(value)
+        for low, high in zip(_COUNTS[::2], _COUNTS[1::2], strict=True):
+            if out.get(low, 0) > out.get(high, MAX_COUNT):
+                raise self._error(f"{low} {out[low]} is more than {high} {out[high]}")
 
     def _strings(self, schema: Schema, out: dict[str, Any], more: list[Any]) -> None:
         if "pattern" in schema:
@@ -357,29 +360,31 @@ class _Normalizer:
         for keyword in ("allOf", "anyOf", "oneOf"):
             if keyword in schema:
                 parts = self._list(keyword, schema[keyword])
-                kept, parts = self._one_of(parts) if keyword == "oneOf" else (keyword, parts)
+                parts = self._one_of(parts) if keyword == "oneOf" else parts
                 done = [self._schema(part, depth + 1, keyword, str(n)) for n, part in enumerate(parts)]
-                if kept in out:
-                    more.append({kept: done})
+                if keyword != "oneOf":
+                    out[keyword] = done
+                elif "anyOf" in out:
+                    more.append({"anyOf": done})
                 else:
-                    out[kept] = done
+                    out["anyOf"] = done
         if more:
             out["allOf"] = [*more, *out.pop("allOf", [])]
 
-    def _one_of(self, parts: list[Any]) -> tuple[str, list[Any]]:
-        """The parts of oneOf, and the keyword for them: anyOf where they exclude each other, if need be by requiring a property
-        whose value tells them apart."""
+    def _one_of(self, parts: list[Any]) -> list[Any]:
+        """The parts of oneOf as parts of anyOf: they exclude each other, if need be once a property is a required one."""
         targets = [self._lookup(part["$ref"])[1] if _is_bare(part) else part for part in parts]
         needed: dict[int, list[str]] = {}
         for at, target in enumerate(targets):
-            for other in targets[at + 1:]:
+            for n, other in enumerate(targets[at + 1:], at + 1):
                 name = exclusion(target, other)
                 if name is None:
-                    return "oneOf", parts
-                if name:
+                    raise self._error(f"oneOf can't be enforced: its parts {at} and {n} do not plainly exclude each other")
+                if name:  # without it a value would fit both
                     needed.setdefault(at, []).append(name)
-        return "anyOf", [{**targets[at], "required": [*targets[at].get("required", ()), *needed[at]]} if at in needed else part
-                         for at, part in enumerate(parts)]  # fmt: skip
+                    needed.setdefault(n, []).append(name)
+        return [{**targets[at], "required": [*targets[at].get("required", ()), *needed[at]]} if at in needed else part
+                for at, part in enumerate(parts)]  # fmt: skip
 
     def _reference(self, reference: Any, depth: int) -> str:
         where, target = self._lookup(reference)
@@ -391,20 +396,23 @@ class _Normalizer:
             self._path = path
         return f"#/$defs/{self._names[where]}"
 
-    def _lookup(self, reference: Any, seen: frozenset[str] = frozenset()) -> tuple[str, Any]:
+    def _lookup(self, reference: Any) -> tuple[str, Any]:
         """Where a reference leads, and what is there. A reference to a bare reference leads on."""
-        if not isinstance(reference, str):
-            raise self._error(f"$ref must be a string, not {_show(reference)}")
         top = str(self._document.get("$id", "")).rstrip("#") if isinstance(self._document, Mapping) else ""
-        local = reference.removeprefix(top) if reference.startswith(top + "#") else reference
-        if not local.startswith("#"):
-            raise self._error(f"$ref: {_show(reference)} is not in this schema; only references that begin with # are followed")
-        where, target = self._find(unquote(local[1:]), reference)
-        if where in seen:
-            raise self._error(f"$ref: {_show(reference)} leads to itself")
-        if _is_bare(target):
-            return self._lookup(target["$ref"], seen | {where})
-        return where, target
+        seen: set[str] = set()
+        while True:
+            if not isinstance(reference, str):
+                raise self._error(f"$ref must be a string, not {_show(reference)}")
+            local = reference.removeprefix(top) if reference.startswith(top + "#") else reference
+            if not local.startswith("#"):
+                raise self._error(f"$ref: {_show(reference)} is not in this schema, and not fetched")
+            where, target = self._find(unquote(local[1:]), reference)
+            if where in seen:
+                raise self._error(f"$ref: {_show(reference)} leads to itself")
+            if not _is_bare(target):
+                return where, target
+            seen.add(where)
+            reference = target["$ref"]
 
     def _find(self, pointer: str, reference: str) -> tuple[str, Any]:
         target = self._document
@@ -450,7 +458,7 @@ def _ends(schema: Any, ending: set[str]) -> bool:
         return False
     if not all(_ends(part, ending) for part in schema.get("allOf", ())):
         return False
-    if not all(any(_ends(part, ending) for part in schema[key]) for key in ("anyOf", "oneOf") if key in schema):
+    if "anyOf" in schema and not any(_ends(part, ending) for part in schema["anyOf"]):
         return False
     kinds = schema.get("type", "null")
     if kinds == "object":

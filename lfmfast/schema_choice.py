@@ -1,4 +1,4 @@
-"""Whether two schemas exclude each other: where all parts of `oneOf` do, it is `anyOf`, which llguidance enforces."""
+"""Whether two schemas exclude each other: where all parts of `oneOf` do, it is `anyOf`, which can be enforced."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["exclusion"]
 _KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
-def exclusion(a: Any, b: Any) -> str | None:
+def exclusion(a: Any, b: Any, depth: int = 8) -> str | None:
     """How no value fits both schemas.
 
     Returns
     -------
     str or None
-        Empty: none does, as they are. A name: none does once one of them requires that property. None: some may, as far as
-        types, fixed values and properties with fixed values tell.
+        Empty: none does, as they are. A name: none does once both require that property. None: some may, as far as
+        types, fixed values and properties tell, `depth` levels down.
     """
     if a is False or b is False:
         return ""
@@ -30,9 +30,9 @@ def exclusion(a: Any, b: Any) -> str | None:
         return ""
     if kinds[0] is not None and kinds[1] is not None and kinds[0] & kinds[1] == {"object"}:
         first, second = (schema.get("properties", {}) for schema in (a, b))
-        if isinstance(first, Mapping) and isinstance(second, Mapping):
+        if isinstance(first, Mapping) and isinstance(second, Mapping) and depth:
             for name in first:
-                if name in second and _apart(first[name], second[name]):
+                if name in second and exclusion(first[name], second[name], depth - 1) == "":
                     return "" if any(name in _required(schema) for schema in (a, b)) else name
     return None
 

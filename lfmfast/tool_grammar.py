@@ -23,7 +23,7 @@ MAX_ARGUMENTS = 64
 MAX_TOOLS = 512
 
 _TOOL_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
-_ARGUMENT_NAME = re.compile(r"[^\W\d][\w.$@:-]*")
+_ARGUMENT_NAME = re.compile(r"(?!\d)[\w$][\w$.:/-]*")
 # What the schema of `parameters` may have besides properties.
 _PARAMETERS = {"type", "properties", "required", "additionalProperties", "$defs"}
 
@@ -88,7 +88,7 @@ def _calls(function: Mapping[str, Any], rule: str) -> str:
         for name in names:
             if not _ARGUMENT_NAME.fullmatch(name):
                 raise ParameterError(f"the argument name {name!r:.80} can't be written in a call")
-        values = [f"{rule}_v{at}: {_value(arguments[name])}" for at, name in enumerate(names)]
+        values = [f"{rule}_v{at}: {_value(name, arguments[name])}" for at, name in enumerate(names)]
     except ParameterError as error:
         raise ParameterError(f"tool {function['name']!r}: {error}") from None
     begin = _quoted(function["name"] + "(")
@@ -163,9 +163,10 @@ def _with_definitions(schema: Mapping[str, Any], definitions: Mapping[str, Any])
     return {**schema, "$defs": needed} if needed else dict(schema)
 
 
-def _value(schema: Mapping[str, Any]) -> str:
-    """The right side of the rule for a value."""
+def _value(name: str, schema: Mapping[str, Any]) -> str:
+    """The right side of the rule for the value of an argument."""
     text = json.dumps({**schema, "x-guidance": COMPACT_STYLE}, ensure_ascii=False)
+    compiled(f"the argument {name!r}", "json_schema", text)  # alone, so that an error is where it belongs
     return " | ".join([f"%json {text}", *sorted(_python_spellings(schema, schema.get("$defs", {})))])
 
 
@@ -177,15 +178,14 @@ def _python_spellings(schema: Any, definitions: Mapping[str, Any], seen: frozens
     if keys == {"$ref"}:
         key = schema["$ref"].rpartition("/")[2]
         return set() if key in seen else _python_spellings(definitions[key], definitions, seen | {key})
-    if keys == {"anyOf"} or keys == {"oneOf"}:
-        options = schema["anyOf"] if "anyOf" in keys else schema["oneOf"]
-        return set().union(*(_python_spellings(option, definitions, seen) for option in options))
+    if keys == {"anyOf"}:
+        return set().union(*(_python_spellings(option, definitions, seen) for option in schema["anyOf"]))
     kinds = schema.get("type", ["null", "boolean", "string"])
     kinds = {kinds} if isinstance(kinds, str) else set(kinds)
     if keys - {"type"} in ({"enum"}, {"const"}):
         values = schema["enum"] if "enum" in keys else [schema["const"]]
         return {_quoted(_python(value)) for value in values if _KINDS.get(type(value)) in kinds}
-    if keys & {"$ref", "allOf", "anyOf", "oneOf", "enum", "const"}:
+    if keys & {"$ref", "allOf", "anyOf", "enum", "const"}:
         return set()
     spellings = {_quoted("None")} if "null" in kinds else set()
     spellings |= {_quoted("True"), _quoted("False")} if "boolean" in kinds else set()

@@ -87,7 +87,7 @@ def walk(constraint: Constraint, rng: random.Random, limit: int = 600) -> str | 
 def _likely(choices: Sequence[int], rng: random.Random) -> Sequence[int]:
     """Some of the choices: often what closes something, seldom other than ASCII."""
     draw = rng.random()
-    closing = [token for token in choices if token in b"\"'}]),:"]
+    closing = [token for token in choices if token < 256 and token in b"\"'}]),:"]
     if closing and draw < 0.35:
         return closing
     plain = [token for token in choices if 0x20 < token < 0x7F]
