@@ -147,8 +147,6 @@ def bare_type(kind: Any) -> tuple[Any, list[Any]]:
             kind = kind.__origin__
         elif isinstance(kind, typing.NewType):
             kind = kind.__supertype__
-        elif isinstance(kind, dataclasses.InitVar):
-            kind = kind.type
         elif isinstance(kind, TypeVar):
             kind = kind.__bound__ or (functools.reduce(operator.or_, kind.__constraints__) if kind.__constraints__ else Any)
         elif _mark(kind):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import json
 import math
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum
@@ -66,7 +67,7 @@ class Point:
 @dataclass
 class Plain:
     names: list[str] = field(default_factory=list)
-    scale: InitVar[int] = 1
+    scale: int = 1
 
 
 @dataclass
@@ -180,7 +181,7 @@ TYPES: list[tuple[Any, dict[str, Any], list[tuple[Any, Any]]]] = [
     (Point, POINT, [({"x": 1}, Point(1.0)), ({"x": 1, "y": 2.5}, Point(1.0, 2.5))]),
     (Plain, {"type": "object", "additionalProperties": False,
              "properties": {"names": {"type": "array", "items": STR}, "scale": {"type": "integer", "default": 1}}},
-     [({}, Plain()), ({"names": ["a"], "scale": 2}, Plain(["a"]))]),
+     [({}, Plain()), ({"names": ["a"], "scale": 2}, Plain(["a"], 2))]),
     (Pair, {"type": "object", "properties": {"a": INT, "b": {"type": "string", "default": "b"}}, "required": ["a"],
             "additionalProperties": False}, [({"a": 1}, Pair(1))]),
     (Movie, {"type": "object", "properties": {"title": STR, "year": INT}, "required": ["title"], "additionalProperties": False},
@@ -188,6 +189,7 @@ TYPES: list[tuple[Any, dict[str, Any], list[tuple[Any, Any]]]] = [
     (Song, {"type": "object", "properties": {"title": STR, "year": {"type": "integer", "description": "When."}},
             "required": ["title"], "additionalProperties": False}, [({"title": "M"}, {"title": "M"})]),
     (list[Point], {"type": "array", "items": POINT}, [([{"x": 1}, {"x": 2}], [Point(1.0), Point(2.0)])]),
+    (typing_extensions.TypeAliasType("Ids", list[int]), {"type": "array", "items": INT}, [([1], [1])]),
     (Annotated[int, "How many."], {"type": "integer", "description": "How many."}, [(1, 1)]),
     (Annotated[int, pydantic.Field(ge=1, lt=10, description="Few.")],
      {"type": "integer", "minimum": 1, "exclusiveMaximum": 10, "description": "Few."}, [(1, 1), (9, 9)]),
@@ -290,6 +292,19 @@ def test_definitions_of_two_classes_of_one_name() -> None:
     schemas = Schemas()
     assert schemas.of(tuple[Node, other])["prefixItems"] == [{"$ref": "#/$defs/Node"}, {"$ref": "#/$defs/Node_"}]
     assert schemas.definitions["Node_"]["properties"] == {"next": {"anyOf": [{"$ref": "#/$defs/Node_"}, NULL]}}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement came with Python 3.12")
+def test_a_type_that_contains_itself() -> None:
+    names: dict[str, Any] = {}
+    exec("type Json = dict[str, Json] | list[Json] | int", names)
+    schemas = Schemas()
+    assert schemas.of(names["Json"]) == {"$ref": "#/$defs/Json"}
+    assert schemas.definitions["Json"]["anyOf"][1] == {"type": "array", "items": {"$ref": "#/$defs/Json"}}
+    check_enforceable({"$ref": "#/$defs/Json"}, schemas.definitions)
+    assert convert({"a": [1, {}]}, names["Json"], "x") == {"a": [1, {}]}
+    with pytest.raises(ParameterError, match="'x' must be an object or a list or an integer, not \"a\""):
+        convert("a", names["Json"], "x")
 
 
 def test_pydantic_models() -> None:
