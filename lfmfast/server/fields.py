@@ -30,6 +30,8 @@ N_MAX = 128
 TOP_MAX = 1024
 #: Resolved sampling parameters that are kept per model.
 KNOWN_MAX = 256
+#: Seconds between two comments on a stream, at least: sending them is work that others wait for.
+PING_MIN_S = 0.01
 #: Largest logit bias.
 BIAS_MAX = 1e6
 #: `samplers` given as letters.
@@ -200,6 +202,8 @@ def parse_generation(body: Mapping[str, Any], settings: Settings, *, chat: bool)
     stream_options = Fields(fields.mapping("stream_options"))
     sampling, text_bias = _sampling(fields, settings)
     ping = fields.number("sse_ping_interval")
+    if ping is not None and 0 < ping < PING_MIN_S:
+        raise wrong("sse_ping_interval", f"0 or less (never), or at least {PING_MIN_S} (seconds)", ping)
     limit = fields.integer("t_max_predict_ms", -1, 2**53)
     generation = Generation(
         sampling=sampling,

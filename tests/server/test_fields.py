@@ -224,7 +224,7 @@ def test_what_asks_for_nothing_is_not_refused(name: str, value: Any):
 @pytest.mark.parametrize(("name", "value"), [
     ("temperature", -1), ("temperature", "0.5"), ("temperature", True), ("temperature", LARGE), ("top_p", 1.5), ("top_k", -2),
     ("top_k", LARGE), ("mirostat", 3), ("repeat_penalty", 0), ("min_p", [0.1]), ("seed", "x"), ("seed", LARGE),
-    ("id_slot", -2), ("n_probs", 10**6), ("sse_ping_interval", "x"), ("response_fields", [1]),
+    ("id_slot", -2), ("n_probs", 10**6), ("sse_ping_interval", "x"), ("sse_ping_interval", 1e-9), ("response_fields", [1]),
 ])  # fmt: skip
 def test_values_out_of_their_limits_are_refused_by_name(name: str, value: Any):
     assert name in refusal({name: value})

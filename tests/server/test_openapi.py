@@ -96,7 +96,7 @@ def test_the_fields_of_generations_are_those_that_are_known():
 def limits(chat: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, schema in properties("ChatRequest" if chat else "CompletionRequest").items():
         for one in (schema, *schema.get("anyOf", ())):
-            if "minimum" in one:
+            if one.keys() & {"minimum", "maximum"}:
                 yield name, one
 
 
@@ -107,6 +107,8 @@ def test_described_limits_are_those_that_are_enforced(chat: bool):
     for name, schema in limits(chat):
         step = 1 if "integer" in schema["type"] else 1e-3
         for edge, beyond in (("minimum", -step), ("maximum", step)):
+            if edge not in schema:
+                continue
             body = {**needs.get(name, {}), name: schema[edge]}
             fields.parse_generation(body, Settings(), chat=chat)
             with pytest.raises(ApiError) as caught:

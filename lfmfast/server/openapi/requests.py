@@ -118,7 +118,7 @@ _GENERATION = {
     "response_fields": _strings("Only these fields of the answer of /completion; a/b is the b in a."),
     "verbose": _flag("Send the prompt and all settings, too."),
     "sse_ping_interval": said("A stream with nothing to send for so many seconds sends a comment; 0 and less: never.",
-                              number()),
+                              either(number(None, 0), number(fields.PING_MIN_S))),
     "id_slot": said("Accepted without effect on what is reused; -1: any.", integer(-1, INT_MAX)),
     **{name: _refused(harmless) for name, harmless in fields.REFUSED.items()},
     **{name: _ignored() for name in sorted(fields.NO_EFFECT - {"id_slot"} | {"adaptive_decay"})},
