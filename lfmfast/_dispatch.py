@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import itertools
 import os
 import sys
@@ -78,8 +77,10 @@ class Dispatcher:
 
     def _readable(self, _token: object) -> None:
         if self._fds is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._fds[0], 4096)
+            try:  # noqa: SIM105  (contextlib takes longer than all the rest)
+                os.read(self._fds[0], 256)
+            except BlockingIOError:
+                pass
         self._deliver(self.mailbox.wait(0) or ())
 
     def _pump(self) -> None:
@@ -188,6 +189,7 @@ class Request:
         self.over = False  # nothing more comes
         self.stopping = False
         self.wanted = True  # there is somebody to read pieces
+        self.listener: Callable[[], object] | None = None  # called in the loop at news, besides who waits in `changed`
         self._model = model
         self._make = make
         self._long = long
@@ -285,7 +287,9 @@ class Request:
         try:
             # Until it is empty: the error of a request comes after its last piece, and the news of both may be one.
             while not native.done and ((items := native.poll()) or native.done):
-                self._show(self.answer.take(native, items))
+                pieces = self.answer.take(native, items)
+                if self.wanted:
+                    self.unread += pieces
         except Exception as error:
             self.end(error)
             return
@@ -293,10 +297,6 @@ class Request:
             self.end()
         else:
             self._wake()
-
-    def _show(self, pieces: Iterable[Piece]) -> None:
-        if self.wanted:
-            self.unread.extend(pieces)
 
     def end(self, error: Exception | None = None) -> None:
         with self._lock:
@@ -315,11 +315,14 @@ class Request:
         self.answer.finish()
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        if self._dispatcher.loop() is not None:
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            if self._dispatcher.loop() is not None:
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_result(None)
+        if self.listener is not None and self._dispatcher.loop() is not None:
+            self.listener()
 
     async def changed(self) -> None:
         """Wait for news."""
@@ -340,7 +343,9 @@ class Request:
         if self.native is not None:
             self.native.cancel()
         elif not self._is_begun:  # it waits for its turn
-            self._show([self.answer.end_unbegun()])
+            end = self.answer.end_unbegun()
+            if self.wanted:
+                self.unread.append(end)
             self.end()
 
     def drop(self) -> None:

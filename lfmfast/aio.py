@@ -109,15 +109,31 @@ class AsyncStream(StreamFacts, AsyncIterator[Piece]):
     async def pieces(self) -> list[Piece]:
         """Wait for the next piece, and take all that have come meanwhile; an empty list is the end."""
         self._check_pid()
-        request = self._request
-        while not request.unread:
-            self._raise_error()
-            if self._closed or request.over:
-                return []
+        while not (pieces := self.take()) and not self._closed and not self._request.over:
             await self._news()
-        pieces = list(request.unread)
-        request.unread.clear()
         return pieces
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes, besides what :meth:`take` has to give."""
+        return self._request.over
+
+    def take(self) -> list[Piece]:
+        """All pieces that have come, without waiting; maybe none. Raises what ended the stream."""
+        unread = self._request.unread
+        if not unread:
+            self._raise_error()
+            return []
+        pieces = list(unread)
+        unread.clear()
+        return pieces
+
+    def listen(self, listener: Callable[[], object] | None) -> None:
+        """Call `listener` in the loop whenever there may be something to :meth:`take`: cheaper than a task that waits.
+
+        It holds whatever it refers to until the stream has ended; None takes it away. What came before is not told of.
+        """
+        self._request.listener = listener
 
     async def result(self) -> Completion:
         """Read to the end and give the whole answer, pieces that were already read included."""

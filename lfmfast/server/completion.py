@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +18,7 @@ from lfmfast.server import shapes
 from lfmfast.server.body import json_response, read_object
 from lfmfast.server.errors import ApiError, invalid
 from lfmfast.server.fields import Generation, parse_generation
-from lfmfast.server.sse import Answers, EventStream, Last, Reading, event
+from lfmfast.server.sse import Answers, EventStream, Frames, Reading, event
 from lfmfast.server.state import ServerState, Task, state_of
 from lfmfast.types import Completion, Piece, Timings
 
@@ -247,13 +245,14 @@ async def completion(request: Request) -> Response:
         raise invalid("'prompt' is required")
     job = await begin(request, state, body["prompt"], generation)
     if generation.stream:
-        return EventStream(job.answers, _frames(state, generation, job), ping_s=generation.ping_s)
+        return EventStream(job.answers, _frames(state, generation, job), ping_s=generation.ping_s,
+                           readings=generation.return_progress)
     done = await job.answers.results()
     out = [final.final(job.answers.streams[i], done[i], job.id_slot(i)) for i, final in enumerate(job.finals)]
     return json_response(out[0] if len(out) == 1 else out)
 
 
-async def _frames(state: ServerState, generation: Generation, job: Job) -> AsyncGenerator[bytes]:
+def _frames(state: ServerState, generation: Generation, job: Job) -> Frames:
     streams = job.answers.streams
     meters = [Meter() for _ in streams]
     n_open = len(streams)
@@ -262,25 +261,23 @@ async def _frames(state: ServerState, generation: Generation, job: Job) -> Async
         return event({"index": i, "content": text, "tokens": tokens, "stop": False, "id_slot": job.id_slot(i),
                       "tokens_predicted": meters[i].n_tokens, "tokens_evaluated": streams[i].n_prompt, **more})  # fmt: skip
 
-    async with contextlib.aclosing(job.answers.batches(generation.return_progress)) as batches:
-        async for batch in batches:
-            frames = []
-            for i, item in batch:
-                if isinstance(item, Reading):
-                    frames.append(part(i, "", (), **reading_of(generation, item)))
-                    continue
-                for piece in item:
-                    if piece.text or piece.tokens:
-                        meters[i].count(piece)
-                        more = _extras(state, generation, piece, meters[i], streams[i])
-                        frames.append(part(i, piece.text, piece.tokens, **more))
-                if item[-1].finish_reason is not None:
-                    n_open -= 1
-                    frames.append(event(job.finals[i].final(streams[i], None, job.id_slot(i))))
-            if n_open == 0:
-                yield Last(b"".join(frames))
-            elif frames:
-                yield b"".join(frames)
+    frames: list[bytes] = []
+    while n_open:
+        batch = yield b"".join(frames)
+        frames = []
+        for i, item in batch:
+            if isinstance(item, Reading):
+                frames.append(part(i, "", (), **reading_of(generation, item)))
+                continue
+            for piece in item:
+                if piece.text or piece.tokens:
+                    meters[i].count(piece)
+                    more = _extras(state, generation, piece, meters[i], streams[i])
+                    frames.append(part(i, piece.text, piece.tokens, **more))
+            if item[-1].finish_reason is not None:
+                n_open -= 1
+                frames.append(event(job.finals[i].final(streams[i], None, job.id_slot(i))))
+    return b"".join(frames)
 
 
 def _extras(state: ServerState, generation: Generation, piece: Piece, meter: Meter, stream: AsyncStream) -> dict[str, Any]:

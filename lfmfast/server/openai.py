@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +16,7 @@ from lfmfast.server import completion, shapes
 from lfmfast.server.body import json_response, read_object
 from lfmfast.server.errors import invalid
 from lfmfast.server.fields import Conversation, Generation, parse_conversation, parse_generation
-from lfmfast.server.sse import DONE, Answers, EventStream, Frame, Last, Reading, event
+from lfmfast.server.sse import DONE, Answers, EventStream, Frame, Frames, Reading, event
 from lfmfast.server.state import ServerState, state_of
 from lfmfast.types import Completion, Piece, Usage
 
@@ -79,7 +78,8 @@ async def chat_completions(request: Request) -> Response:
     verbose = await _chat_verbose(state, generation, params, conversation) if generation.verbose else None
     if generation.stream:
         reply = _Reply(state, generation, answers, "chat.completion.chunk")
-        return EventStream(answers, _chat_frames(reply, verbose), ping_s=generation.ping_s)
+        return EventStream(answers, _chat_frames(reply, verbose), ping_s=generation.ping_s,
+                           readings=generation.return_progress)
     reply = _Reply(state, generation, answers, "chat.completion")
     done = await answers.results()
     choices = [_chat_choice(reply, i, answer) for i, answer in enumerate(done)]
@@ -105,7 +105,7 @@ def _chat_choice(reply: _Reply, i: int, answer: Completion) -> dict[str, Any]:
     return choice
 
 
-async def _chat_frames(reply: _Reply, verbose: completion.Final | None) -> AsyncGenerator[bytes]:
+def _chat_frames(reply: _Reply, verbose: completion.Final | None) -> Frames:
     generation, streams = reply.generation, reply.answers.streams
 
     def chunk(i: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> bytes:
@@ -116,29 +116,27 @@ async def _chat_frames(reply: _Reply, verbose: completion.Final | None) -> Async
     is_plain = generation.n_probs < 0 and not generation.timings_per_token
     n_open = len(streams)
     role = {"role": "assistant", "content": None}
-    yield b"".join(chunk(i, role) for i in range(len(streams)))
-    async with contextlib.aclosing(reply.answers.batches(generation.return_progress)) as batches:
-        async for batch in batches:
-            frames = []
-            for i, item in batch:
-                if isinstance(item, Reading):
-                    frames.append(event(reply.message([{"finish_reason": None, "index": i, "delta": role}],
-                                                      **completion.reading_of(generation, item))))  # fmt: skip
+    frames = [chunk(i, role) for i in range(len(streams))]
+    while n_open:
+        batch = yield b"".join(frames)
+        frames = []
+        for i, item in batch:
+            if isinstance(item, Reading):
+                frames.append(event(reply.message([{"finish_reason": None, "index": i, "delta": role}],
+                                                  **completion.reading_of(generation, item))))  # fmt: skip
+                continue
+            for piece in item:
+                if is_plain:
+                    if piece.text:
+                        frames.append(texts[i](piece.text))
                     continue
-                for piece in item:
-                    meters[i].count(piece)
-                    if is_plain:
-                        if piece.text:
-                            frames.append(texts[i](piece.text))
-                    elif piece.text or piece.logprobs:
-                        frames.append(_chat_piece(reply, i, piece, meters[i]))
-                if item[-1].finish_reason is not None:
-                    n_open -= 1
-                    frames.append(_chat_end(reply, i, item[-1], n_open == 0, verbose))
-            if n_open == 0:
-                yield Last(b"".join((*frames, DONE)))
-            elif frames:
-                yield b"".join(frames)
+                meters[i].count(piece)
+                if piece.text or piece.logprobs:
+                    frames.append(_chat_piece(reply, i, piece, meters[i]))
+            if item[-1].finish_reason is not None:
+                n_open -= 1
+                frames.append(_chat_end(reply, i, item[-1], n_open == 0, verbose))
+    return b"".join((*frames, DONE))
 
 
 def _chat_piece(reply: _Reply, i: int, piece: Piece, meter: completion.Meter) -> bytes:
@@ -185,7 +183,7 @@ async def completions(request: Request) -> Response:
     job = await completion.begin(request, state, body["prompt"], generation)
     reply = _Reply(state, generation, job.answers, "text_completion")
     if generation.stream:
-        return EventStream(job.answers, _text_frames(reply), ping_s=generation.ping_s)
+        return EventStream(job.answers, _text_frames(reply), ping_s=generation.ping_s, readings=generation.return_progress)
     done = await job.answers.results()
     choices = [_text_choice(reply, i, answer) for i, answer in enumerate(done)]
     more = {} if not generation.verbose else {"__verbose": job.finals[0].final(job.answers.streams[0], done[0])}
@@ -205,7 +203,7 @@ def _text_logprobs(reply: _Reply, values: Iterable[Any] | None, offset: int) -> 
     return None if values is None else shapes.legacy_logprobs(reply.model, values, reply.generation.n_probs, offset)
 
 
-async def _text_frames(reply: _Reply) -> AsyncGenerator[bytes]:
+def _text_frames(reply: _Reply) -> Frames:
     generation, streams = reply.generation, reply.answers.streams
 
     def chunk(i: int, text: str, finish: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
@@ -215,35 +213,34 @@ async def _text_frames(reply: _Reply) -> AsyncGenerator[bytes]:
     meters = [completion.Meter() for _ in streams]
     is_plain = generation.n_probs < 0 and not generation.timings_per_token
     n_open = len(streams)
-    async with contextlib.aclosing(reply.answers.batches(generation.return_progress)) as batches:
-        async for batch in batches:
-            frames = []
-            for i, item in batch:
-                if isinstance(item, Reading):
-                    frames.append(chunk(i, "", **completion.reading_of(generation, item)))
+    frames: list[bytes] = []
+    while n_open:
+        batch = yield b"".join(frames)
+        frames = []
+        for i, item in batch:
+            if isinstance(item, Reading):
+                frames.append(chunk(i, "", **completion.reading_of(generation, item)))
+                continue
+            for piece in item:
+                if is_plain:
+                    if piece.text:
+                        frames.append(texts[i](piece.text))
                     continue
-                for piece in item:
-                    offset = meters[i].n_chars
-                    meters[i].count(piece)
-                    if is_plain:
-                        if piece.text:
-                            frames.append(texts[i](piece.text))
-                    elif piece.text or piece.logprobs:
-                        logprobs = _text_logprobs(reply, piece.logprobs, offset)
-                        frames.append(chunk(i, piece.text, None, logprobs, **reply.partial_timings(i, meters[i])))
-                last = item[-1]
-                if last.finish_reason is not None and last.timings is not None:
-                    n_open -= 1
-                    more: dict[str, Any] = {"timings": shapes.timings(last.timings)}
-                    if n_open == 0 and not generation.include_usage:  # llama-server always says it here
-                        more["usage"] = reply.usage()
-                    frames.append(chunk(i, "", shapes.finish_reason(last.finish_reason), **more))
-                    if n_open == 0 and generation.include_usage:
-                        frames.append(event(reply.message([], usage=reply.usage())))
-            if n_open == 0:
-                yield Last(b"".join((*frames, DONE)))
-            elif frames:
-                yield b"".join(frames)
+                offset = meters[i].n_chars
+                meters[i].count(piece)
+                if piece.text or piece.logprobs:
+                    logprobs = _text_logprobs(reply, piece.logprobs, offset)
+                    frames.append(chunk(i, piece.text, None, logprobs, **reply.partial_timings(i, meters[i])))
+            last = item[-1]
+            if last.finish_reason is not None and last.timings is not None:
+                n_open -= 1
+                more: dict[str, Any] = {"timings": shapes.timings(last.timings)}
+                if n_open == 0 and not generation.include_usage:  # llama-server always says it here
+                    more["usage"] = reply.usage()
+                frames.append(chunk(i, "", shapes.finish_reason(last.finish_reason), **more))
+                if n_open == 0 and generation.include_usage:
+                    frames.append(event(reply.message([], usage=reply.usage())))
+    return b"".join((*frames, DONE))
 
 
 ROUTES = [

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from lfmfast.server import completion, shapes
 from lfmfast.server.body import json_bytes, json_response, read_object
 from lfmfast.server.errors import ApiError, invalid
 from lfmfast.server.fields import Fields
-from lfmfast.server.sse import EventStream, Reading, named_event
+from lfmfast.server.sse import EventStream, Frames, Reading, named_event
 from lfmfast.server.state import state_of
 from lfmfast.server.turn import Turn, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
 from lfmfast.types import FinishReason, Usage
@@ -196,7 +195,8 @@ async def responses(request: Request) -> Response:
     turn = await begin_turn(request, state_of(request), to_chat(body))
     reply = _Reply(turn, body)
     if turn.generation.stream:
-        return EventStream(turn.answers, _frames(reply), ping_s=turn.generation.ping_s, error_frame=_error_frame)
+        return EventStream(turn.answers, _frames(reply), ping_s=turn.generation.ping_s,
+                           readings=turn.generation.return_progress, error_frame=_error_frame)
     [done] = await turn.answers.results()
     return json_response(reply.whole(done.text, done.finish_reason, done.usage))
 
@@ -220,7 +220,7 @@ class _Events:
         return frame
 
 
-async def _frames(reply: _Reply) -> AsyncGenerator[bytes]:
+def _frames(reply: _Reply) -> Frames:
     turn, event = reply.turn, _Events()
     generation, stream = turn.generation, turn.stream
     meter = completion.Meter()
@@ -229,32 +229,31 @@ async def _frames(reply: _Reply) -> AsyncGenerator[bytes]:
     head = named_event("response.output_text.delta", {"type": "response.output_text.delta", **where, "logprobs": []})[:-3]
     texts: list[str] = []
     started = reply.response("in_progress")
-    yield event("response.created", response=started) + event("response.in_progress", response=started)
-    async with contextlib.aclosing(turn.answers.batches(generation.return_progress)) as batches:
-        async for batch in batches:
-            frames = []
-            for _, pieces in batch:
-                if isinstance(pieces, Reading):
-                    frames.append(event("response.in_progress", response=started, prompt_progress=shapes.progress(*pieces)))
-                    continue
-                for piece in pieces:
-                    meter.count(piece)
-                    if piece.text:
-                        if not texts:
-                            item, part = reply.item("in_progress", []), reply.part("")
-                            frames.append(event("response.output_item.added", output_index=0, item=item))
-                            frames.append(event("response.content_part.added", **where, part=part))
-                        texts.append(piece.text)
-                        times = b""
-                        if generation.timings_per_token:
-                            times = b',"timings":' + json_bytes(meter.timings(stream))
-                        frames.append(event.numbered(b'%b,"delta":%b%b}\n\n' % (head, json_bytes(piece.text), times)))
-                    if piece.usage is not None and piece.timings is not None:
-                        whole = reply.whole("".join(texts), piece.finish_reason, piece.usage)
-                        frames += _end(event, where, whole)
-                        frames.append(event("response.completed", response=whole, timings=shapes.timings(piece.timings)))
-            if frames:
-                yield b"".join(frames)
+    frames = [event("response.created", response=started), event("response.in_progress", response=started)]
+    while True:
+        batch = yield b"".join(frames)
+        frames = []
+        for _, pieces in batch:
+            if isinstance(pieces, Reading):
+                frames.append(event("response.in_progress", response=started, prompt_progress=shapes.progress(*pieces)))
+                continue
+            for piece in pieces:
+                meter.count(piece)
+                if piece.text:
+                    if not texts:
+                        item, part = reply.item("in_progress", []), reply.part("")
+                        frames.append(event("response.output_item.added", output_index=0, item=item))
+                        frames.append(event("response.content_part.added", **where, part=part))
+                    texts.append(piece.text)
+                    times = b""
+                    if generation.timings_per_token:
+                        times = b',"timings":' + json_bytes(meter.timings(stream))
+                    frames.append(event.numbered(b'%b,"delta":%b%b}\n\n' % (head, json_bytes(piece.text), times)))
+                if piece.usage is not None and piece.timings is not None:
+                    whole = reply.whole("".join(texts), piece.finish_reason, piece.usage)
+                    frames += _end(event, where, whole)
+                    frames.append(event("response.completed", response=whole, timings=shapes.timings(piece.timings)))
+                    return b"".join(frames)
 
 
 def _end(event: _Events, where: Mapping[str, Any], whole: Mapping[str, Any]) -> list[bytes]:
