@@ -295,8 +295,11 @@ class Request:
             return
         if native.done:
             self.end()
-        else:
+            return
+        if self._waiters:
             self._wake()
+        if self.listener is not None:
+            self.listener()
 
     def end(self, error: Exception | None = None) -> None:
         with self._lock:
@@ -305,6 +308,8 @@ class Request:
             self.over, self.error, in_thread = True, error, self._in_thread
         self._dispatcher.requests.pop(self._id, None)
         self._wake()
+        if self.listener is not None and self._dispatcher.loop() is not None:
+            self.listener()
         if not in_thread:
             self._finish()
 
@@ -315,14 +320,11 @@ class Request:
         self.answer.finish()
 
     def _wake(self) -> None:
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
-            if self._dispatcher.loop() is not None:
-                for waiter in waiters:
-                    if not waiter.done():
-                        waiter.set_result(None)
-        if self.listener is not None and self._dispatcher.loop() is not None:
-            self.listener()
+        waiters, self._waiters = self._waiters, []
+        if self._dispatcher.loop() is not None:
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     async def changed(self) -> None:
         """Wait for news."""

@@ -219,7 +219,7 @@ class SamplingParams:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that are set."""
-        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
     def merged(self, over: SamplingParams | None = None, /, **overrides: Any) -> SamplingParams:
         """These parameters, with the fields that `over` and then `overrides` set replaced by theirs."""
@@ -230,7 +230,10 @@ class SamplingParams:
             values |= over.as_dict()
         if overrides:
             values |= SamplingParams(**overrides).as_dict()
-        return SamplingParams(**values)
+        merged = object.__new__(SamplingParams)  # each value was checked where it came from
+        for name in _FIELDS:
+            object.__setattr__(merged, name, values.get(name))
+        return merged
 
     def resolved(self, defaults: SamplingParams | None = None) -> SamplingParams:
         """These parameters with every field set: what is missing comes from `defaults`, then from `NEUTRAL`."""

@@ -18,15 +18,12 @@ from lfmfast.server.log import log_request
 from lfmfast.server.settings import Settings
 from lfmfast.server.state import RequestRecord, ServerState, current_record
 
-__all__ = ["DIRECT_SEND", "PUBLIC", "Gate"]
+__all__ = ["PUBLIC", "Gate"]
 
 #: Answered without a key. The page asks for one itself.
 PUBLIC = frozenset({"/", "/index.html", "/openapi.json", "/health", "/v1/health"})
 #: Answered without a model: the page shows that it is being loaded.
 ALWAYS = frozenset({"/", "/index.html", "/openapi.json"})
-
-#: Where a scope has the `send` that no layer looks into any more, for the many messages of a stream after its first.
-DIRECT_SEND = "lfmfast.send"
 
 #: nginx's status of a request whose client went away; only in the log.
 CLIENT_GONE = 499
@@ -50,7 +47,6 @@ class Gate:
         headers = dict[bytes, bytes](scope["headers"])
         record = RequestRecord(f"req-{secrets.token_hex(8)}", time.perf_counter())
         added: list[Header] = [(b"x-request-id", record.id.encode()), *cors_headers(self._settings, headers.get(b"origin"))]
-        scope[DIRECT_SEND] = send
         token = current_record.set(record)
 
         async def sending(message: Message) -> None:

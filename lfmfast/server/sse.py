@@ -16,15 +16,18 @@ from starlette.types import Receive, Scope, Send
 from lfmfast.aio import AsyncStream
 from lfmfast.server.body import json_bytes
 from lfmfast.server.errors import ApiError, to_api_error, unavailable
-from lfmfast.server.middleware import DIRECT_SEND
 from lfmfast.types import Completion, Piece
 
-__all__ = ["DONE", "PING", "Answers", "Batch", "EventStream", "Frame", "Frames", "Reading", "event", "named_event"]
+__all__ = [
+    "DIRECT_SEND", "DONE", "PING", "Answers", "Batch", "EventStream", "Frame", "Frames", "Reading", "event", "named_event",
+]  # fmt: skip
 
 T = TypeVar("T")
 
 PING = b":\n\n"
 DONE = b"data: [DONE]\n\n"
+#: Where a scope has the server's own `send`: no layer above has to see what comes after the first message of a stream.
+DIRECT_SEND = "lfmfast.send"
 #: Seconds between two looks at how far a prompt is read, for clients that want to know.
 LOOK_S = 0.005
 
@@ -113,7 +116,7 @@ class Answers:
         self._ready: dict[int, list[Reading]] = {}  # streams with news
         self._looks: dict[int, _Look] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._listener: Callable[[], object] = list
+        self._tell: Callable[[], object] = list
         self._is_told = False
         self._watch = asyncio.create_task(self._watching())
 
@@ -186,53 +189,55 @@ class Answers:
         readings : bool
             Tell too how far prompts are read: the first says what was kept, the last that all is read.
         """
-        self._listener = listener
+        self._tell = listener
+        is_one = len(self.streams) == 1 and not readings
         for i, stream in enumerate(self.streams):
-            stream.listen(partial(self._news, i))
+            stream.listen(listener if is_one else partial(self._news, i))
             self._ready[i] = []
         if readings:
             self._looks = {i: _Look(stream, self._loop) for i, stream in enumerate(self.streams)}
             self._look()
-        self._tell()
+        listener()
 
     def _news(self, i: int) -> None:
-        if i not in self._ready:
-            self._ready[i] = []
-        if len(self.streams) == 1:
-            self._listener()
-        elif not self._is_told:  # others may have news of the same pass
+        self._ready.setdefault(i, [])
+        if not self._is_told:  # others may have news of the same pass
             self._is_told = True
             self._loop.call_soon(self._tell)
 
-    def _tell(self) -> None:
-        self._is_told = False
-        self._listener()
-
     def _look(self) -> None:
-        for i, look in list(self._looks.items()):
+        for i, look in self._looks.items():
             if readings := look():
-                self._ready.setdefault(i, []).extend(readings)
                 self._news(i)
+                self._ready[i] += readings
         self._timer = self._loop.call_later(LOOK_S, self._look) if self._looks else None
 
     def take(self) -> Batch:
         """All that is ready. Raises what ended a stream, or that it was cancelled."""
+        self._is_told = False
+        if len(self.streams) == 1 and not self._looks and not self._ready.get(0):  # the usual case, in short
+            pieces = self._pieces(0)
+            return ((0, pieces),) if pieces else ()
         batch: list[tuple[int, list[Piece] | Reading]] = []
         ready, self._ready = self._ready, {}
         for i, readings in ready.items():
-            stream = self.streams[i]
-            if pieces := stream.take():
-                reason = pieces[-1].finish_reason
-                self._check(reason)
-                if stream.over and reason is None:  # what ended it is to be told next
-                    self._ready[i] = []
-                    self._loop.call_soon(self._tell)
-                if self._looks and (look := self._looks.pop(i, None)) is not None:
-                    readings += look()
+            pieces = self._pieces(i)
+            if pieces and (look := self._looks.pop(i, None)) is not None:
+                readings += look()
             batch += [(i, reading) for reading in readings]
             if pieces:
                 batch.append((i, pieces))
         return batch
+
+    def _pieces(self, i: int) -> list[Piece]:
+        stream = self.streams[i]
+        pieces = stream.take()
+        if pieces and stream.over:
+            reason = pieces[-1].finish_reason
+            self._check(reason)
+            if reason is None:  # what ended it is to be told next
+                self._news(i)
+        return pieces
 
 
 class _Look:
@@ -316,12 +321,14 @@ class EventStream(Response):
 
     def _go_on(self) -> None:
         """Write what is ready; what comes while the client takes nothing is ready when it does again."""
-        if self._over.done() or self._writer.busy:
+        writer = self._writer
+        if writer.waiting is not None or self._over.done():
             return
         try:
-            self._writer.check()
+            if writer.error is not None:
+                raise writer.error
             if (batch := self._answers.take()) and (data := self._frames.send(batch)):
-                self._writer.write(data)
+                writer.write(data)
         except StopIteration as end:
             self._over.set_result(end.value)
         except Exception as error:
@@ -346,18 +353,8 @@ class _Writer:
         self._loop = asyncio.get_running_loop()
         self._last = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting: asyncio.Task[None] | None = None
-        self._error: Exception | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether the connection takes nothing at present."""
-        return self._waiting is not None
-
-    def check(self) -> None:
-        """Raise what was wrong with a write that had to wait."""
-        if self._error is not None:
-            raise self._error
+        self.waiting: asyncio.Task[None] | None = None  # while the connection takes nothing
+        self.error: Exception | None = None  # of a write that had to wait
 
     def start(self) -> None:
         """Begin to look for silence."""
@@ -366,28 +363,28 @@ class _Writer:
             self._timer = self._loop.call_later(self._ping_s, self._look)
 
     def write(self, data: bytes) -> None:
-        """Write; if not `busy`."""
+        """Write; not while something is `waiting`."""
         self._last = self._loop.time()
         steps = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
         try:
             awaited = next(steps)  # which there is only where the connection takes no more: else it is done
         except StopIteration:
             return
-        self._waiting = self._loop.create_task(self._wait(steps, awaited))
+        self.waiting = self._loop.create_task(self._wait(steps, awaited))
 
     async def _wait(self, steps: Generator[Any, Any, Any], awaited: Any) -> None:
         try:
             await _rest(steps, awaited)
         except Exception as error:
-            self._error = error
+            self.error = error
         finally:
-            self._waiting = None
+            self.waiting = None
         self._free()
 
     def _look(self) -> None:
         now = self._loop.time()
         if now - self._last >= self._ping_s:
-            if self.busy:
+            if self.waiting is not None:
                 self._last = now
             else:
                 with contextlib.suppress(OSError, RuntimeError):  # the client is gone: who writes next will see
@@ -397,14 +394,14 @@ class _Writer:
     async def end(self) -> None:
         """Wait until all is written; no comments from now on."""
         self._stop()
-        if self._waiting is not None:
-            await self._waiting
+        if self.waiting is not None:
+            await self.waiting
 
     def abort(self) -> None:
         """Write no more."""
         self._stop()
-        if self._waiting is not None:
-            self._waiting.cancel()
+        if self.waiting is not None:
+            self.waiting.cancel()
 
     def _stop(self) -> None:
         if self._timer is not None:
