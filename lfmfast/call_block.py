@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from lfmfast.call_text import PLAIN, QUOTES, Steps, end_of
-from lfmfast.call_values import Reader
+from lfmfast.call_values import CLOSERS, Reader
 
 __all__ = ["BlockReader"]
 
@@ -40,7 +40,8 @@ class BlockReader(Reader):
             elif c == "]":
                 self.depth = max(0, self.depth - 1)
             elif c == "`":
-                self.at += yield from self._fence()
+                n = yield from self._fence()
+                self.at += n
             elif c == "<" and (n := (yield from self._tag())):
                 self.at += n - 1
             elif not c or c not in ",;":
@@ -95,32 +96,34 @@ class BlockReader(Reader):
                 return
 
     def skip(self) -> Steps[bool]:
-        """Passes over an item with all brackets and strings in it; False if one has no end."""
-        depth = 0
+        """Passes over an item with all brackets and strings in it; False if one has no end, or another bracket's."""
+        closers: list[str] = []
         quote = ""
         while True:
             pattern = PLAIN[quote] if quote else _SKIP
             self.at = end_of(pattern, self.text, self.at)
             if self.at == len(self.text):
                 if self.ended:
-                    return not (depth or quote)
+                    return not (closers or quote)
                 yield
                 continue
             c = self.text[self.at]
             if quote:
                 if c == "\\":
-                    self.at += bool((yield from self.char(1)))
+                    escaped = yield from self.char(1)
+                    self.at += bool(escaped)
                 else:
                     quote = ""
             elif c in QUOTES:
                 quote = c
-            elif c in "([{":
-                depth += 1
-            elif c in ")]}" and depth:
-                depth -= 1
-                if not depth and not self.depth:
+            elif c in CLOSERS:
+                closers.append(CLOSERS[c])
+            elif c in ")]}" and closers:
+                if c != closers.pop():
+                    return False
+                if not closers and not self.depth:
                     self.at += 1
                     return True
-            elif not depth and (c in ",;]" or (c == "\n" and not self.depth)):
+            elif not closers and (c in ",;]" or (c == "\n" and not self.depth)):
                 return True
             self.at += 1

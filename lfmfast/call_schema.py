@@ -221,7 +221,8 @@ def _converted(value: Value, types: list[str]) -> Value:
 def _as(value: Value, name: str) -> Value:
     """The value in the type, or the same object."""
     if name == "string":
-        return value.written if isinstance(value, Number) else str(value) if isinstance(value, Bare) else value
+        is_word = isinstance(value, Bare) and any(c.isalnum() for c in value)
+        return value.written if isinstance(value, Number) else str(value) if is_word else value
     if name in ("integer", "number"):
         number = scalar(value.strip()) if isinstance(value, str) else value
         if not isinstance(number, Number):

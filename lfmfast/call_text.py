@@ -7,11 +7,11 @@ Strings may have either quote style, a prefix (``r``, ``u``, ``f`` without place
 kind beside them. An escape that Python does not know stays as it is; so do an octal one of one or two digits, which in a
 command is a back reference, and a backslash before a line's end.
 
-A quote inside a string in the same quotes ends it only where the text goes on like the rest of a call. Where this leaves
-more than one reading, ``doubtful`` is set, and ``reading`` chooses:
+A quote inside a string in the same quotes ends it only where the text goes on like the rest of a call; the first one also
+before any comma or closing bracket. Where this leaves more than one reading, ``doubtful`` is set, and ``reading`` chooses:
 
 0. quotes inside are paired, but a known name after one ends the string;
-1. quotes inside are always paired, and strings side by side are one string with quotes inside;
+1. quotes inside are always paired, also the first, and strings side by side are one string with quotes inside;
 2. the first quote that can end the string does, even after a backslash.
 """
 
@@ -305,8 +305,12 @@ class TextReader:
                 return False
             return (yield from self._ends(1, context, not odd))
         c, n = yield from self.look(1)
-        if not c or c.isspace() or c in _FOLLOW[context]:
+        if not c or c.isspace():
             return True
+        if c in _FOLLOW[context]:
+            ends = yield from self._ends(1, context, True)
+            self.doubtful |= not ends
+            return ends or self.reading != 1
         while c and c in "rRuUfFbB" and n < MAX_LOOK:
             n += 1
             c = yield from self.char(n)
@@ -324,8 +328,10 @@ class TextReader:
         if c in "=:":
             return True
         after, n = yield from self.look(n + 1)
-        if context in ("call", "argument"):
-            return (yield from (self._ends_call(after, n, any_name) if c == ")" else self._ends_argument(after, n, any_name)))
+        if context in ("call", "argument") and c == ")":
+            return (yield from self._ends_call(after, n, any_name))
+        if context == "call" or (context == "argument" and not (after and after in QUOTES)):
+            return (yield from self._ends_argument(after, n, any_name))
         if c != ",":
             return not after or after in ",)]}"
         if context == "dict":
@@ -345,9 +351,12 @@ class TextReader:
 
     def _ends_argument(self, c: str, n: int, any_name: bool) -> Steps[bool]:
         """Whether an argument ended before the character, and another one or the call's end follows."""
-        if not c or c in ")*":
+        if not c or c in ")*#":
             return True
-        name, c, n = yield from self.look_name(n)
+        quote = c if c in QUOTES else ""
+        name, c, n = yield from self.look_name(n + len(quote))
+        if quote and c == quote:
+            c, n = yield from self.look(n + 1)
         if not name or not c or c not in "=:" or (yield from self.char(n + 1)) == "=":
             return False
         return any_name or self.parameters is None or name in self.parameters

@@ -12,7 +12,7 @@ from typing import NamedTuple, Union
 
 from lfmfast.call_text import CONSTANTS, QUOTES, WORD, Incomplete, Steps, T, TextReader, Unreadable
 
-__all__ = ["MAX_DEPTH", "Bare", "Number", "Reader", "Value", "json_text", "read_value"]
+__all__ = ["CLOSERS", "MAX_DEPTH", "Bare", "Number", "Reader", "Value", "json_text", "read_value"]
 
 MAX_DEPTH = 64  # lists and dicts inside each other
 
@@ -36,7 +36,7 @@ _WHOLE = re.compile(r"[+-]?(?:0[xX](?:_?[0-9a-fA-F])+|0[oO](?:_?[0-7])+|0[bB](?:
 _DECIMAL = re.compile(r"([+-]?)((?:\d(?:_?\d)*)?)(\.(?:\d(?:_?\d)*)?)?([eE][+-]?\d(?:_?\d)*)?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_CLOSERS = {"[": "]", "(": ")", "{": "}"}
+CLOSERS = {"[": "]", "(": ")", "{": "}"}
 _INSIDE = {"[": "list", "(": "tuple", "{": "brace"}
 
 
@@ -79,24 +79,25 @@ def scalar(word: str) -> Value:
     """A word without quotes: a constant, a number, or a `Bare` word. A number that is not finite is kept as text."""
     if word in CONSTANTS:
         return CONSTANTS[word]
+    text = ""
     if _WHOLE.fullmatch(word):
-        return Number(str(int(word.replace("_", ""), 0)), word)
-    found = _DECIMAL.fullmatch(word)
-    if found and (found[2] or len(found[3] or "") > 1):
+        text = str(int(word.replace("_", ""), 0))
+    elif (found := _DECIMAL.fullmatch(word)) and (found[2] or len(found[3] or "") > 1):
         sign, whole, fraction, exponent = (part.replace("_", "") for part in found.groups(""))
         whole = whole.lstrip("0") or "0"
         text = whole + (fraction + "0" if fraction == "." else fraction) + exponent
         if sign == "-" and text != "0":
             text = "-" + text
-        return Number(text, word) if math.isfinite(float(text)) else word
-    return word if _NOT_FINITE.fullmatch(word) else Bare(word)
+    if text and math.isfinite(float(text)):
+        return Number(text, word)
+    return word if text or _NOT_FINITE.fullmatch(word) else Bare(word)
 
 
 class _Open:
     """A list, tuple, set or dict that was not closed yet."""
 
     def __init__(self, opener: str) -> None:
-        self.closer = _CLOSERS[opener]
+        self.closer = CLOSERS[opener]
         self.inside = _INSIDE[opener]
         self.items: list[Value] = []
         self.pairs: dict[str, Value] | None = None
@@ -145,7 +146,7 @@ class Reader(TextReader):
                 self.at += 1
                 stack.pop()
                 value = top.close()
-            elif c in _CLOSERS:
+            elif c in CLOSERS:
                 if len(stack) == MAX_DEPTH:
                     raise Unreadable(f"more than {MAX_DEPTH} lists and dicts inside each other")
                 self.at += 1

@@ -286,6 +286,8 @@ class CallParser:
             c = yield from reader.space()
             if c == ",":
                 reader.at += 1
+            elif c == "]" and (yield from reader.look(1))[0] == "" and not reader.cut:
+                break
             elif c and c != ")":
                 raise Unreadable(f"{c!r} after an argument")
             if self._announced and not reader.doubtful:
@@ -341,7 +343,7 @@ class CallParser:
 
     def _announce(self, call: _Call) -> None:
         if self._announced is None:
-            self._announced = self._next_index, "call_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))
+            self._announced = self._next_index, _new_id()
             self._next_index += 1
             self._n_sent = 0
             self._deltas.append(CallDelta(*self._announced, call.name))
@@ -380,6 +382,10 @@ class CallParser:
         call = f"(?:{names or NAME.pattern[:-1] + '{1,256}'})" + r"\s{0,16}\("
         json_call = r"""\{\s{0,16}["'](?:name|function)["']"""
         return re.compile(rf"(?:(?<=\))|(?=[,;\]\n]))[\s,;\[\]]{{0,32}}(?:{call}|{json_call})")
+
+
+def _new_id() -> str:
+    return "call_" + "".join([_ALPHABET[byte % len(_ALPHABET)] for byte in secrets.token_bytes(24)])
 
 
 def _named(value: Value) -> tuple[str, Value]:
