@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lfmfast._engine import Mailbox
@@ -24,6 +24,7 @@ from lfmfast.types import Piece
 
 if TYPE_CHECKING:
     from lfmfast._engine import Stream as NativeStream
+    from lfmfast._request import Asked
     from lfmfast.chat import Chat
     from lfmfast.model import Model
 
@@ -266,10 +267,11 @@ class Request:
             if not self.over:  # else it is dropped, which cancels it
                 self._run(native)
 
-    def _submit(self, tokens: Sequence[int], *, on_end: Callable[[Answer], None] | None = None, **options: Any) -> NativeStream:
-        self.n_prompt = len(tokens)
-        native = self._model._native_stream(tokens, mailbox=self._dispatcher.mailbox, mailbox_id=self._id, **options)
-        self.answer.on_end, self._has_turn = on_end, False
+    def _submit(self, asked: Asked, **options: Any) -> NativeStream:
+        self.n_prompt = len(asked.tokens)
+        native = self._model._native_stream(asked, self.answer, mailbox=self._dispatcher.mailbox, mailbox_id=self._id,
+                                            **options)  # fmt: skip
+        self._has_turn = False
         return native
 
     def _run(self, native: NativeStream) -> None:
@@ -364,4 +366,5 @@ class Request:
         last = pieces[-1]
         logprobs = None if last.logprobs is None else tuple(itertools.chain.from_iterable(p.logprobs or () for p in pieces))
         return Piece("".join(p.text for p in pieces), tuple(itertools.chain.from_iterable(p.tokens for p in pieces)), logprobs,
-                     last.finish_reason, last.usage, last.timings)  # fmt: skip
+                     last.finish_reason, last.usage, last.timings, "".join(p.reasoning for p in pieces),
+                     tuple(itertools.chain.from_iterable(p.tool_calls for p in pieces)))  # fmt: skip

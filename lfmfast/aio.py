@@ -227,10 +227,10 @@ class AsyncModel:
         model = self.model
 
         def make(submit: Callable[..., NativeStream]) -> NativeStream:
-            tokens, on_end = model._asked(prompt, tools=tools, continue_final_message=continue_final_message,
-                                          template_options=template_options,
-                                          cache_prompt=options.get("cache_prompt", True))  # fmt: skip
-            return submit(tokens, on_end=on_end, **options)
+            asked = model._asked(prompt, tools=tools, continue_final_message=continue_final_message,
+                                 template_options=template_options, cache_prompt=options.get("cache_prompt", True),
+                                 tool_choice=options.get("tool_choice"))  # fmt: skip
+            return submit(asked, **options)
 
         return AsyncStream(Request(model, make, long=_size(prompt) + _size(tools or ()) > LONG_PROMPT))
 
@@ -263,8 +263,8 @@ class AsyncModel:
             return await _whole(self.stream(prompt, **options))
         requests = [(item, options) for item in (prompt if many else [prompt] * n)]
         if n > 1:
-            of_prompt = ("tools", "continue_final_message", "template_options")
-            seed = self.model._request(**{k: v for k, v in options.items() if k not in of_prompt})[0].seed
+            of_prompt = ("continue_final_message", "template_options")
+            seed = self.model._options(**{k: v for k, v in options.items() if k not in of_prompt}).params.seed
             if seed is not None and seed >= 0:
                 requests = [(prompt, {**options, "seed": (seed + i) % (2**32 - 1)}) for i in range(n)]
         results = await self._generate_many(requests, progress, return_errors)
@@ -423,7 +423,7 @@ async def _in_thread(load: Callable[[Callable[[float], None]], Model], progress:
     def work() -> Model:
         model = load(report)
         with contextlib.suppress(TemplateError):  # it has none
-            _ = model.template, model._end_tokens  # made at first use, which would be in the loop
+            _ = model.template, model.end_tokens  # made at first use, which would be in the loop
         with lock:
             loaded.append(model)
             if abandoned:

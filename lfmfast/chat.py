@@ -14,8 +14,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from lfmfast import prefix, prefix_file
-from lfmfast._replies import Chunk
+from lfmfast._replies import Chunk, opened_thought
+from lfmfast._request import Asked
 from lfmfast.errors import BusyError, ParameterError, StateError, TemplateError
+from lfmfast.messages import assistant_message
+from lfmfast.reply import read_reply
 from lfmfast.stream import Answer, Stream
 from lfmfast.types import Completion, Timings
 
@@ -276,7 +279,10 @@ class Chat:
         blocks, n_known = list(self._blocks), self._n_known
         asked = messages if prefill is None else [*messages, {"role": "assistant", "content": prefill}]
         try:
-            opening = self._advance(asked, continue_final_message=prefill is not None)
+            with_tools = options.get("tool_choice") != "none"
+            if not with_tools and self.tools:
+                self._n_known = 0  # another head
+            opening = self._advance(asked, continue_final_message=prefill is not None, with_tools=with_tools)
             ids = self._ids()
         except BaseException:
             self._blocks, self._n_known = blocks, n_known
@@ -289,29 +295,41 @@ class Chat:
                     return
                 self._timings = answer.timings
                 self._add_answer(answer.tokens)
-                text = (opening if prefill is None else prefill) + answer.text
-                self._messages = [*messages, {"role": "assistant", "content": text}]
+                self._messages = [*messages, self._message(answer, opening, prefill or "")]
+                if not with_tools and self.tools:
+                    self._n_known = 0
                 self._advance(self._messages, add_generation_prompt=False)
             finally:
                 self._release()
 
         try:
-            return submit(ids, on_end=on_end, **options)
+            return submit(Asked(ids, on_end, self.tools, True), **options)
         except BaseException:
             self._blocks, self._n_known = blocks, n_known
             raise
 
+    def _message(self, answer: Answer, opening: str, prefill: str) -> dict[str, Any]:
+        """The reply as a message of the history. How it was written is remembered."""
+        raw = opening + prefill + answer.raw
+        if answer.reader is None:
+            return {"role": "assistant", "content": raw}
+        content, begun = read_reply(prefill, thoughts=answer.reader.thoughts, calls=False)
+        message = assistant_message(content + answer.text, begun.reasoning + answer.reader.reasoning, answer.reader.calls)
+        self.model._replies.remember_raw(message, raw)
+        return message
+
     # --- rendering and tokens ---
 
     def _advance(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True,
-                 continue_final_message: bool = False) -> str:  # fmt: skip
+                 continue_final_message: bool = False, with_tools: bool = True) -> str:  # fmt: skip
         """Make the blocks those of `messages`, keeping the ids of what is rendered as before.
 
         Returns what the template puts at the beginning of the reply itself (``<think>`` with some models).
         """
         template = self.model.template
         n_known = min(self._n_known, len(messages))
-        extension = template.extend(messages, n_known, tools=self.tools, continue_final_message=continue_final_message,
+        extension = template.extend(self.model._as_written(messages), n_known, tools=self.tools if with_tools else None,
+                                    continue_final_message=continue_final_message,
                                     add_generation_prompt=add_generation_prompt and not continue_final_message,
                                     **self._options)  # fmt: skip
         keep = extension.n_blocks_kept
@@ -325,7 +343,7 @@ class Chat:
         self._n_known = len(messages) - (1 if continue_final_message else 0)
         if not add_generation_prompt or continue_final_message or not fresh:
             return ""
-        return "<think>" if "".join(chunk.text for chunk in fresh[-1]).endswith("<think>") else ""
+        return opened_thought(fresh[-1])
 
     def _add_answer(self, tokens: Sequence[int]) -> None:
         """Put generated tokens behind the opening of the reply, which is the last block."""

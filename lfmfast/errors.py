@@ -93,5 +93,9 @@ class DeadlineError(LfmfastError, TimeoutError):
     """A request gave nothing within the time that it was given."""
 
 
+class ConstraintError(LfmfastError, RuntimeError):
+    """An answer that can't be held to its grammar or schema any further: that would take too much time or memory."""
+
+
 class HubError(LfmfastError, OSError):
     """A model that can't be fetched from the Hub, or found in its local cache."""

@@ -104,6 +104,8 @@ class ChatTemplate(ABC):
 
     family: str
     source: str | None
+    is_native: bool = False
+    """Whether it is a format of the LFM2 family."""
 
     def render(
         self,
@@ -131,7 +133,8 @@ class ChatTemplate(ABC):
             Make messages fit where the stock template would drop tool calls, print ``null`` or fail: see
             `lfmfast.messages`. False: exactly the stock template.
         **template_kwargs
-            Variables of the template: ``keep_past_thinking`` (Instruct, VL), ``preserve_thinking`` (8B, 2.6B); any for Jinja.
+            Variables of the template: ``keep_past_thinking`` (Instruct, VL), ``preserve_thinking`` (8B, 2.6B), each also by the
+            other's name; any for Jinja.
 
         Raises
         ------
@@ -227,6 +230,8 @@ class Formatter(Protocol):
 class NativeTemplate(ChatTemplate):
     """A format of the LFM2 family, rendered in C++."""
 
+    is_native = True
+
     def __init__(
         self,
         family: Family,
@@ -257,10 +262,10 @@ class NativeTemplate(ChatTemplate):
         prompt = check_request(messages, n_known, add_generation_prompt, open_end)
         family = self._family
         for name in variables:
-            if name != family.switch:
+            if not family.switch or name not in SWITCHES:
                 known = f"it knows {family.switch}" if family.switch else "it knows none"
                 raise TemplateError(f"the chat template {family.name} has no variable {name!r}; {known}")
-        keep = bool(variables.get(family.switch, False))
+        keep = any(bool(value) for value in variables.values())
         start = self._start(messages, n_known, keep, open_end)
         try:
             n_system = int(_is_system(messages[0], fix))
@@ -292,6 +297,10 @@ class NativeTemplate(ChatTemplate):
         if self._family is not VL:
             return ""
         return (datetime.date.today() if self._date is None else self._date).strftime("%Y-%m-%d")
+
+
+#: The names that templates have for the variable that keeps past thoughts: each is taken for the one of the model's template.
+SWITCHES = ("keep_past_thinking", "preserve_thinking")
 
 
 def _is_system(message: Any, fix: bool) -> bool:
