@@ -16,7 +16,7 @@ from lfmfast.server.errors import ApiError, invalid, to_api_error
 from lfmfast.server.fields import Fields
 from lfmfast.server.sse import PING, EventStream, Frame, Frames, Reading, named_event
 from lfmfast.server.state import state_of
-from lfmfast.server.turn import Turn, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
+from lfmfast.server.turn import Turn, add_text, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
 from lfmfast.types import Usage
 
 __all__ = ["ROUTES", "to_chat"]
@@ -51,7 +51,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     messages = _system(body.get("system"))
     for i, message in enumerate(items_of(body["messages"], "messages")):
         messages += _messages(message, f"messages[{i}]")
-    chat["messages"] = messages if body["messages"] else []
+    chat["messages"] = messages or [{"role": "system", "content": ""}]  # llama-server lets the model say what it likes
     if body.get("tools") is not None:
         chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(items_of(body["tools"], "tools"))]
     chat["tool_choice"] = _tool_choice(body.get("tool_choice"))
@@ -92,7 +92,7 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
     for i, block in enumerate(items_of(content, f"{where}.content")):
         at, kind = f"{where}.content[{i}]", block.get("type")
         if kind == "text":
-            own()["content"] += get_text(block, "text", at)
+            add_text(own(), get_text(block, "text", at))
         elif kind == "thinking" and role == "assistant":
             thoughts = own().get("thinking", "") + get_text(block, "thinking", at)
             own().update(thinking=thoughts, reasoning_content=thoughts)  # the names that templates know

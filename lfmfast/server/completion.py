@@ -122,7 +122,7 @@ async def begin(request: Request, state: ServerState, prompt: Any, generation: G
             encoded = await asyncio.to_thread(lambda: [_tokens(model.model, item) for item in prompts])
         else:
             encoded = [_tokens(model.model, item) for item in prompts]
-        settings = settings_of(generation, params)
+        settings = settings_of(generation, params, model.model)
         for tokens in encoded:
             for i in range(generation.n):
                 stream = model.stream(tokens, **generation.options(params, i))
@@ -132,10 +132,10 @@ async def begin(request: Request, state: ServerState, prompt: Any, generation: G
     return job
 
 
-def settings_of(generation: Generation, params: SamplingParams) -> dict[str, Any]:
+def settings_of(generation: Generation, params: SamplingParams, model: Model) -> dict[str, Any]:
     """`generation_settings`."""
-    return shapes.generation_settings(params, n_predict=generation.n_predict, stop=generation.stop, stream=generation.stream,
-                                      n_probs=max(generation.n_probs, 0),
+    return shapes.generation_settings(params, end_tokens=model.end_tokens, n_predict=generation.n_predict,
+                                      stop=generation.stop, stream=generation.stream, n_probs=max(generation.n_probs, 0),
                                       timings_per_token=generation.timings_per_token)  # fmt: skip
 
 
@@ -205,7 +205,7 @@ class Final:
             "model": self.state.model_name,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": settings_of(generation, self.params),
+            "generation_settings": settings_of(generation, self.params, model),
             "prompt": b"".join([model.native.piece(token) for token in self.tokens]).decode("utf-8", "replace"),
             "has_new_line": "\n" in stream.text,
             "truncated": stream.finish_reason == "length" and n_total >= model.n_ctx and usage.completion_tokens != n_predict,

@@ -14,8 +14,9 @@ from starlette.routing import Route
 from lfmfast.params import SamplingParams
 from lfmfast.server import completion, shapes
 from lfmfast.server.body import json_response, read_object
+from lfmfast.server.conversation import read_conversation
 from lfmfast.server.errors import invalid
-from lfmfast.server.fields import Conversation, Generation, parse_conversation, parse_generation
+from lfmfast.server.fields import Conversation, Generation, parse_generation
 from lfmfast.server.sse import DONE, Answers, EventStream, Frame, Frames, Reading, event
 from lfmfast.server.state import ServerState, state_of
 from lfmfast.types import Completion, Piece, Usage
@@ -65,9 +66,9 @@ async def chat_completions(request: Request) -> Response:
     state = state_of(request)
     model = state.model
     generation = parse_generation(body, state.settings, chat=True)
-    conversation = parse_conversation(body, state.settings)
+    conversation = read_conversation(body, state)
     params = generation.resolved(model.model)
-    settings = completion.settings_of(generation, params)
+    settings = completion.settings_of(generation, params, model.model)
     answers = Answers(request)
     async with answers.beginning():
         for i in range(generation.n):
@@ -165,7 +166,7 @@ async def input_tokens(request: Request) -> Response:
     body = await read_object(request)
     state = state_of(request)
     model = state.model.model
-    conversation = parse_conversation(body, state.settings)
+    conversation = read_conversation(body, state)
     tokens = await asyncio.to_thread(conversation.encode, model)
     return json_response({"input_tokens": len(tokens), "object": "response.input_tokens"})
 

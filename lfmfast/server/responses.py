@@ -16,7 +16,7 @@ from lfmfast.server.errors import ApiError, invalid
 from lfmfast.server.fields import Fields
 from lfmfast.server.sse import EventStream, Frames, Reading, named_event
 from lfmfast.server.state import state_of
-from lfmfast.server.turn import Turn, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
+from lfmfast.server.turn import Turn, add_text, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
 from lfmfast.types import FinishReason, Usage
 
 __all__ = ["ROUTES", "to_chat"]
@@ -90,7 +90,7 @@ def _add(found: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
 
     def of_assistant() -> dict[str, Any]:
         if not found or found[-1]["role"] != "assistant":
-            found.append({"role": "assistant", "content": ""})
+            return _new(found, "assistant")
         return found[-1]
 
     kind = item.get("type", "message")
@@ -98,18 +98,18 @@ def _add(found: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
         role = item.get("role")
         if role not in ("user", "assistant", "system", "developer"):
             raise invalid(f"'{where}.role' must be 'user', 'assistant', 'system' or 'developer'")
-        text = _text(item.get("content"), f"{where}.content")
-        if role == "assistant":
-            of_assistant()["content"] += text
-        else:
-            found.append({"role": role, "content": text})
+        message = of_assistant() if role == "assistant" else _new(found, role)
+        for text in _texts(item.get("content"), f"{where}.content"):
+            add_text(message, text)
     elif kind == "function_call":
         function = {"name": get_text(item, "name", where), "arguments": get_text(item, "arguments", where)}
         call = {"id": get_text(item, "call_id", where), "type": "function", "function": function}
         of_assistant().setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        content = _text(item.get("output"), f"{where}.output")
-        found.append({"role": "tool", "tool_call_id": get_text(item, "call_id", where), "content": content})
+        message = _new(found, "tool")
+        message["tool_call_id"] = get_text(item, "call_id", where)
+        for text in _texts(item.get("output"), f"{where}.output"):
+            add_text(message, text)
     elif kind == "reasoning":
         parts = [] if item.get("content") is None else items_of(item["content"], f"{where}.content")
         thoughts = "".join(get_text(part, "text", f"{where}.content[{i}]") for i, part in enumerate(parts))
@@ -119,16 +119,21 @@ def _add(found: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
         raise refuse_part(kind, where)
 
 
-def _text(content: Any, where: str) -> str:
+def _new(found: list[dict[str, Any]], role: str) -> dict[str, Any]:
+    found.append({"role": role, "content": ""})
+    return found[-1]
+
+
+def _texts(content: Any, where: str) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     texts = []
     for i, part in enumerate(items_of(content, where)):
         kind = part.get("type")
         if kind not in ("input_text", "output_text", "text", "refusal"):
             raise refuse_part(kind, f"{where}[{i}]")
         texts.append(get_text(part, "refusal" if kind == "refusal" else "text", f"{where}[{i}]"))
-    return "".join(texts)
+    return texts
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -130,17 +130,21 @@ def legacy_logprobs(model: Model, values: Iterable[TokenLogprob], n_top: int, of
 # --- settings ---
 
 
-def generation_settings(params: SamplingParams, *, n_predict: int, stop: Sequence[str], stream: bool, n_probs: int,
-                        timings_per_token: bool) -> dict[str, Any]:  # fmt: skip
+def generation_settings(params: SamplingParams, *, end_tokens: Sequence[int], n_predict: int, stop: Sequence[str],
+                        stream: bool, n_probs: int, timings_per_token: bool) -> dict[str, Any]:  # fmt: skip
     """llama-server's description of how a text was, or would be, generated.
 
     Parameters
     ----------
     params : SamplingParams
         With every field set.
+    end_tokens : sequence of int
+        Tokens that end an answer; with `ignore_eos` they have a bias that forbids them.
     """
     values = params.as_dict()
     bias, seed = values.pop("logit_bias", {}), values.pop("seed", -1)
+    if params.ignore_eos:
+        bias = {**bias, **dict.fromkeys(end_tokens, -math.inf)}
     values["samplers"] = list(values.get("samplers", ()))
     values["dry_sequence_breakers"] = list(values.get("dry_sequence_breakers", ()))
     return {
@@ -154,7 +158,7 @@ def generation_settings(params: SamplingParams, *, n_predict: int, stop: Sequenc
         "n_keep": 0,
         "n_discard": 0,
         "stream": stream,
-        "logit_bias": [{"bias": max(value, -sys.float_info.max), "token": token} for token, value in bias.items()],
+        "logit_bias": [{"bias": None if value == -math.inf else value, "token": token} for token, value in bias.items()],
         "n_probs": n_probs,
         "grammar": "",
         "grammar_lazy": False,

@@ -142,8 +142,9 @@ def test_what_becomes_of_items():
     assert chat == {"model": "m", "max_tokens": 7, "messages": [
         {"role": "system", "content": "Be brief."},
         {"role": "developer", "content": "d"},
-        {"role": "user", "content": "ab"},
-        {"role": "assistant", "content": "cno", "thinking": "hm", "reasoning_content": "hm",
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "no"}],
+         "thinking": "hm", "reasoning_content": "hm",
          "tool_calls": [{"id": "call_1", **call}, {"id": "call_2", **call}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
     ]}  # fmt: skip

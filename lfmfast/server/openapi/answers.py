@@ -85,7 +85,8 @@ _TEXT_CHUNK = obj(_envelope("text_completion", "cmpl-", _text_choice(optional(_F
 
 # --- llama-server's completions ---
 
-_SETTINGS = like(shapes.generation_settings(NEUTRAL, n_predict=-1, stop=[""], stream=False, n_probs=0, timings_per_token=False))
+_SETTINGS = like(shapes.generation_settings(NEUTRAL, end_tokens=(), n_predict=-1, stop=[""], stream=False, n_probs=0,
+                                            timings_per_token=False))  # fmt: skip
 _PROBABILITIES = {"completion_probabilities": _LOGPROBS}
 _COMPLETION = {
     "index": _COUNT, "content": STRING, "tokens": array(_COUNT), "id_slot": integer(-1), "stop": const(True), "model": STRING,
