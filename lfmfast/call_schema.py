@@ -29,6 +29,10 @@ _MAX_HOPS = 32  # references that lead to references
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
+class _Endless(Exception):
+    """There is too much to look at."""
+
+
 class Schema:
     """JSON schema of a tool's parameters.
 
@@ -48,14 +52,20 @@ class Schema:
         self._others = top.get("additionalProperties")
 
     def argument(self, name: str, value: Value) -> Value:
-        """The value of the argument, as its schema asks for."""
+        """The value of the argument, as its schema asks for; as it is, if that takes too long to say."""
         self._steps = 0
-        return self._brought(value, self.properties.get(name, self._others), 0)
+        try:
+            return self._brought(value, self.properties.get(name, self._others), 0)
+        except _Endless:
+            return value
 
     def fits(self, name: str, value: Value) -> bool:
         """Whether the value has a type that the argument may have."""
         self._steps = 0
-        return self._fits(value, self.properties.get(name, self._others))
+        try:
+            return self._fits(value, self.properties.get(name, self._others))
+        except _Endless:
+            return False
 
     def _resolved(self, schema: Any) -> Mapping[str, Any]:
         """The schema that local references lead to; an empty one for what isn't a schema, or lies elsewhere."""
@@ -85,9 +95,9 @@ class Schema:
 
     def _fits(self, value: Value, schema: Any) -> bool:
         schema = self._resolved(schema)
-        branches = _branches(schema)
         if self._steps > _MAX_STEPS:
-            return False
+            raise _Endless
+        branches = _branches(schema)
         if not (_has_type(value, _types(schema)) and _is_listed(value, schema)):
             return False
         if branches and not any(self._fits(value, branch) for branch in branches):
@@ -103,7 +113,9 @@ class Schema:
     def _brought(self, value: Value, schema: Any, depth: int) -> Value:
         """The value as the schema asks for, or as it is."""
         schema = self._resolved(schema)
-        if self._steps > _MAX_STEPS or depth > MAX_DEPTH:
+        if self._steps > _MAX_STEPS:
+            raise _Endless
+        if depth > MAX_DEPTH:
             return value
         value = _listed(value, schema)
         types = _types(schema)

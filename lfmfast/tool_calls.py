@@ -9,9 +9,11 @@ LFM2 models write calls as Python does, ``[get_weather(city="Paris"), add(a=3, b
   twice is unreadable, unless the values are equal;
 - arguments without names take those of the tool's schema in its order, where the values fit; else the call is unreadable;
 - a JSON call may have ``parameters``, a text as ``arguments``, or none; it may stand in ``function``, as OpenAI has it;
-- values are brought to the tool's schema (`lfmfast.call_schema`). Functions that no tool has are passed on.
+- values are brought to the tool's schema (`lfmfast.call_schema`). Functions that no tool has are passed on;
+- numbers keep their digits. What JSON has no number for, such as ``1e999`` and ``nan``, is kept as text.
 
-A call that can't be read drops no other: reading goes on behind it.
+A call that can't be read drops no other: reading goes on behind it. Expressions, f-strings with placeholders and bytes are
+never guessed.
 """
 
 from __future__ import annotations
@@ -138,9 +140,9 @@ class CallParser:
     first_index
         Index of the first call, for a message with several pairs of markers.
     early
-        Give pieces of a call as soon as an argument is complete. If the rest of such a call can't be read, its pieces
-        stay without an end, and it is not among `calls`. Otherwise the pieces of a call come together, and only of calls that
-        are whole.
+        Give pieces of a call as soon as an argument is complete and can't be read in another way. If the rest of such a call
+        can't be read, its pieces stay without an end, and it is not among `calls`. Otherwise, and always of JSON calls, the
+        pieces come together, and only of calls that are whole.
 
     Attributes
     ----------

@@ -46,7 +46,9 @@ def joined(deltas: list[CallDelta]) -> dict[str, tuple[int, str | None, str]]:
             assert delta.id is None and delta.name is None and delta.arguments
             found[delta.index][2] += delta.arguments
         else:
-            assert delta.id is not None and re.fullmatch("call_[A-Za-z0-9]{24}", delta.id) and delta.name and not delta.arguments
+            assert (
+                delta.id is not None and re.fullmatch("call_[A-Za-z0-9]{24}", delta.id) and delta.name and not delta.arguments
+            )
             found[delta.index] = [delta.id, delta.name, ""]
     assert list(found) == list(range(len(found)))
     return {identifier: (index, name, arguments) for index, (identifier, name, arguments) in found.items()}
@@ -191,20 +193,48 @@ MANY: dict[str, Any] = {"anyOf": [{"$ref": "#"}] * 8, "items": {"$ref": "#"}}
 
 @pytest.mark.parametrize(
     "parameters",
-    [None, [], "x", 5, {"properties": []}, {"properties": {"a": 5}}, {"properties": {"a": {"type": 7}}}, LOOP, {"properties": LOOP},
-     {"properties": {"a": {"enum": 3}}}, {"properties": {"a": {"anyOf": "x", "allOf": {}, "prefixItems": 2, "required": 1}}},
-     {"properties": {"a": {"$ref": "elsewhere.json"}}}, {"properties": {"a": {"$ref": "#/properties/0/x"}}},
-     {"properties": {"a": MANY}, **MANY}, {"properties": {"a": {"enum": [{1}, float("nan")]}}}],
+    [
+        None,
+        [],
+        "x",
+        5,
+        {"properties": []},
+        {"properties": {"a": 5}},
+        {"properties": {"a": {"type": 7}}},
+        LOOP,
+        {"properties": LOOP},
+        {"properties": {"a": {"enum": 3}}},
+        {"properties": {"a": {"anyOf": "x", "allOf": {}, "prefixItems": 2, "required": 1}}},
+        {"properties": {"a": {"$ref": "elsewhere.json"}}},
+        {"properties": {"a": {"$ref": "#/properties/0/x"}}},
+        {"properties": {"a": MANY}, **MANY},
+        {"properties": {"a": {"enum": [{1}, float("nan")]}}},
+    ],
 )
 def test_schemas_that_say_nothing(parameters):
     parser, _ = read(['[f(a=[[["3"]]])]'], [{"name": "f", "parameters": parameters}])
     assert calls(parser) == [("f", '{"a": [[["3"]]]}')]
 
 
-@pytest.mark.parametrize("tool", [None, 5, "", "x", "[" * 9999, [], {}, {"name": 5}, {"function": {"name": None}}, {"function": 5}])
+@pytest.mark.parametrize(
+    "tool", [None, 5, "", "x", "[" * 9999, [], {}, {"name": 5}, {"function": {"name": None}}, {"function": 5}]
+)
 def test_what_is_no_tool(tool):
     parser, _ = read(["[f(a=1)]"], [tool])
     assert calls(parser) == [("f", '{"a": 1}')]
+
+
+def test_a_listed_value_is_preferred_to_one_in_another_case():
+    tool = {"name": "f", "parameters": {"properties": {"a": {"enum": ["on", "On", "off"]}}}}
+    parser, _ = read(["[f(a='On'), f(a='ON'), f(a='OFF')]"], [tool])
+    assert [call.parsed["a"] for call in parser.calls] == ["On", "ON", "off"]
+
+
+@pytest.mark.parametrize(("n", "brought"), [(50, "Value 7"), (2000, "value 7")])
+def test_a_long_list_is_brought_to_a_long_enum_whole_or_not_at_all(n, brought):
+    items = {"type": "array", "items": {"enum": [f"Value {i}" for i in range(1000)]}}
+    parser, _ = read([f"[f(a={['value 7'] * n})]"], [{"name": "f", "parameters": {"properties": {"a": items}}}])
+    assert parser.calls[0].parsed["a"] == [brought] * n
 
 
 def test_text_in_text_in_text():
@@ -275,13 +305,66 @@ def test_calls_as_the_8b_template_writes_them(arguments):
 
 # --- any text ---
 
-BITS = ["f(", "g(", "h(", "a=", "b=", '"', "'", "\\", "[", "]", "{", "}", "(", ")", ",", " ", "\n", "x", "1", "-", ".", "None", "true",
-        "'''", '{"name": "f", "arguments": ', '"a": ', "#", "`", "```", "<tool_call>", "**", ":", ";", "é", "\ud83d", "\\u12", "\\n", 'r"',
-        "f'", "=", "e9", "it's", "), f(a=", "), g(", "\x00", "😀", "1e999", "inf"]
+BITS = [
+    "f(",
+    "g(",
+    "h(",
+    "a=",
+    "b=",
+    '"',
+    "'",
+    "\\",
+    "[",
+    "]",
+    "{",
+    "}",
+    "(",
+    ")",
+    ",",
+    " ",
+    "\n",
+    "x",
+    "1",
+    "-",
+    ".",
+    "None",
+    "true",
+    "'''",
+    '{"name": "f", "arguments": ',
+    '"a": ',
+    "#",
+    "`",
+    "```",
+    "<tool_call>",
+    "**",
+    ":",
+    ";",
+    "é",
+    "\ud83d",
+    "\\u12",
+    "\\n",
+    'r"',
+    "f'",
+    "=",
+    "e9",
+    "it's",
+    "), f(a=",
+    "), g(",
+    "\x00",
+    "😀",
+    "1e999",
+    "inf",
+]
 TEXTS = st.lists(st.sampled_from(BITS) | st.text(max_size=3), max_size=40).map("".join)
 SMALL = [
-    {"name": "f", "parameters": {"properties": {"a": {"type": "string"}, "b": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}},
-    {"name": "g", "parameters": {"properties": {"a": {"enum": ["red", "Blue"]}, "c": {"type": "array", "items": {"type": "string"}}}}},
+    {
+        "name": "f",
+        "parameters": {"properties": {"a": {"type": "string"}, "b": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}},
+    },
+    {
+        "name": "g",
+        "parameters": {"properties": {"a": {"enum": ["red", "Blue"]}, "c": {"type": "array", "items": {"type": "string"}}}},
+    },
 ]
 
 
@@ -388,7 +471,9 @@ def splits(text: str) -> Iterator[list[str]]:
     return ([text[:i], text[i:]] for i in range(len(text) + 1))
 
 
-@pytest.mark.parametrize("name", ["a bracket in quotes in a string", "hex and Unicode escapes", "JSON in OpenAI's form", "tags around"])
+@pytest.mark.parametrize(
+    "name", ["a bracket in quotes in a string", "hex and Unicode escapes", "JSON in OpenAI's form", "tags around"]
+)
 def test_every_split(name):
     for pieces in splits(CASES[name]["text"]):
         check(pieces, CASES[name])
