@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lfmfast.messages import assistant_message
 from lfmfast.params import SamplingParams
 from lfmfast.server import completion, shapes
 from lfmfast.server.body import json_response, read_object
@@ -98,7 +99,7 @@ def _chat_choice(reply: _Reply, i: int, answer: Completion) -> dict[str, Any]:
     choice = {
         "finish_reason": shapes.finish_reason(answer.finish_reason),
         "index": i,
-        "message": {"role": "assistant", "content": answer.text},
+        "message": _message(answer),
     }
     if answer.logprobs is not None:
         content = shapes.token_logprobs(reply.model, answer.logprobs, reply.generation.n_probs)
@@ -112,7 +113,8 @@ def _chat_frames(reply: _Reply, verbose: completion.Final | None) -> Frames:
     def chunk(i: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> bytes:
         return event(reply.message([{"finish_reason": finish, "index": i, "delta": delta}], **more))
 
-    texts = [Frame(lambda text, i=i: chunk(i, {"content": text})) for i in range(len(streams))]  # type: ignore[misc]
+    texts, thoughts = ([Frame(lambda text, i=i, name=name: chunk(i, {name: text})) for i in range(len(streams))]  # type: ignore[misc]
+                       for name in ("content", "reasoning_content"))  # fmt: skip
     meters = [completion.Meter() for _ in streams]
     is_plain = generation.n_probs < 0 and not generation.timings_per_token
     n_open = len(streams)
@@ -127,25 +129,51 @@ def _chat_frames(reply: _Reply, verbose: completion.Final | None) -> Frames:
                                                   **completion.reading_of(generation, item))))  # fmt: skip
                 continue
             for piece in item:
-                if is_plain:
+                if is_plain and not piece.tool_calls:
+                    if piece.reasoning:
+                        frames.append(thoughts[i](piece.reasoning))
                     if piece.text:
                         frames.append(texts[i](piece.text))
                     continue
                 meters[i].count(piece)
-                if piece.text or piece.logprobs:
-                    frames.append(_chat_piece(reply, i, piece, meters[i]))
+                frames.append(_chat_piece(reply, i, piece, meters[i]))
             if item[-1].finish_reason is not None:
                 n_open -= 1
                 frames.append(_chat_end(reply, i, item[-1], n_open == 0, verbose))
     return b"".join((*frames, DONE))
 
 
+def _message(answer: Completion) -> dict[str, Any]:
+    message = assistant_message(answer.text, answer.reasoning, answer.tool_calls)
+    if answer.tool_calls and not answer.text:
+        message["content"] = None
+    if answer.unread_calls:
+        message["unread_tool_calls"] = list(answer.unread_calls)  # what was written as calls, and stands in the content
+    return message
+
+
+def _deltas(piece: Piece) -> list[dict[str, Any]]:
+    """What a piece adds to the message: a delta for each kind and for each call."""
+    deltas: list[dict[str, Any]] = []
+    if piece.reasoning:
+        deltas.append({"reasoning_content": piece.reasoning})
+    if piece.text:
+        deltas.append({"content": piece.text})
+    for call in piece.tool_calls:
+        begun = {} if call.id is None else {"id": call.id, "type": "function"}
+        function = {"arguments": call.arguments} if call.name is None else {"name": call.name, "arguments": call.arguments}
+        deltas.append({"tool_calls": [{"index": call.index, **begun, "function": function}]})
+    return deltas
+
+
 def _chat_piece(reply: _Reply, i: int, piece: Piece, meter: completion.Meter) -> bytes:
-    choice: dict[str, Any] = {"finish_reason": None, "index": i, "delta": {"content": piece.text} if piece.text else {}}
-    if piece.logprobs is not None:
+    choices: list[dict[str, Any]] = [{"finish_reason": None, "index": i, "delta": delta} for delta in _deltas(piece)]
+    if piece.logprobs:
         content = shapes.token_logprobs(reply.model, piece.logprobs, reply.generation.n_probs)
-        choice["logprobs"] = {"content": content}
-    return event(reply.message([choice], **reply.partial_timings(i, meter)))
+        choices = choices or [{"finish_reason": None, "index": i, "delta": {}}]
+        choices[0]["logprobs"] = {"content": content}
+    more = reply.partial_timings(i, meter)
+    return b"".join([event(reply.message([choice], **more)) for choice in choices])
 
 
 def _chat_end(reply: _Reply, i: int, last: Piece, is_all: bool, verbose: completion.Final | None) -> bytes:

@@ -75,12 +75,12 @@ def progress(total: int, cached: int, processed: int, time_ms: float) -> dict[st
 
 def finish_reason(reason: FinishReason | None) -> str:
     """OpenAI's word for how an answer ended. What was cancelled was cut short."""
-    return "stop" if reason == "stop" else "length"
+    return reason if reason in ("stop", "tool_calls") else "length"
 
 
 def stop_type(reason: FinishReason | None, stop_string: str | None) -> str:
     """llama-server's word for it."""
-    if reason == "stop":
+    if reason in ("stop", "tool_calls"):
         return "eos" if stop_string is None else "word"
     return "limit" if reason == "length" else "none"
 
