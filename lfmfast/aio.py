@@ -21,6 +21,7 @@ from lfmfast.types import Completion, Piece
 
 if TYPE_CHECKING:
     from lfmfast._engine import Stream as NativeStream
+    from lfmfast.run_tools import Functions, OnCall, Said
 
 __all__ = ["AsyncChat", "AsyncModel", "AsyncStream"]
 
@@ -360,13 +361,18 @@ class AsyncChat:
         """A copy of the history, the system message included."""
         return self.chat.messages
 
-    def stream(self, content: str | Sequence[Any] | Message, *, prefill: str | None = None, **options: Any) -> AsyncStream:
+    def stream(self, content: Said, *, prefill: str | None = None, **options: Any) -> AsyncStream:
         """Say something and get the reply piece by piece; as :meth:`Chat.stream`."""
         return say(self.chat, content, prefill, options)
 
-    async def send(self, content: str | Sequence[Any] | Message, **options: Any) -> Completion:
+    async def send(self, content: Said, **options: Any) -> Completion:
         """Say something and get the whole reply."""
         return await self.chat.asend(content, **options)
+
+    async def run_tools(self, content: Said, functions: Functions, *, max_rounds: int = 8,
+                        on_call: OnCall | None = None, **options: Any) -> Completion:  # fmt: skip
+        """Say something, call the functions that the model wants called, and get its last reply; as :meth:`Chat.arun_tools`."""
+        return await self.chat.arun_tools(content, functions, max_rounds=max_rounds, on_call=on_call, **options)
 
     @overload
     def regenerate(self, *, stream: Literal[False] = False, **options: Any) -> Awaitable[Completion]: ...
@@ -383,14 +389,14 @@ class AsyncChat:
         return f"<lfmfast.AsyncChat of {len(self.chat._messages)} messages on {self.chat.model!r}>"
 
 
-def say(chat: Chat, content: str | Sequence[Any] | Message, prefill: str | None, options: dict[str, Any]) -> AsyncStream:
+def say(chat: Chat, content: Said, prefill: str | None, options: dict[str, Any]) -> AsyncStream:
     """What Chat.astream does."""
     said = chat._said(content)
 
     def make(submit: Callable[..., NativeStream]) -> NativeStream:
-        return chat._reply([*chat._messages, said], prefill, options, submit)
+        return chat._reply([*chat._messages, *said], prefill, options, submit)
 
-    long = _size([said, *chat._messages[chat._n_known :]]) > LONG_PROMPT
+    long = _size([*said, *chat._messages[chat._n_known :]]) > LONG_PROMPT
     return AsyncStream(Request(chat.model, make, long=long, chat=chat))
 
 
