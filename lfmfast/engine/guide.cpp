@@ -99,6 +99,10 @@ channel guide::advance(int32_t token, const vocabulary & vocab) {
                 now_ = channel::content;
                 return channel::marker;
             }
+            if (token == format.thought_open && blank_thought_) {
+                return channel::marker;  // the model opens what the prompt has opened
+            }
+            blank_thought_ = blank_thought_ && is_blank(vocab.shown(token));
             if (params_.thought_tokens >= 0) {
                 n_ending_ += forced() >= 0 ? 1 : 0;
                 ++n_thought_;
@@ -117,11 +121,15 @@ channel guide::advance(int32_t token, const vocabulary & vocab) {
             break;
     }
     if (token >= 0 && token == format.thought_open && !visible_ && !begun_) {
-        now_       = channel::thought;
-        n_thought_ = 0;
-        n_ending_  = 0;
+        now_           = channel::thought;
+        blank_thought_ = true;
+        n_thought_     = 0;
+        n_ending_      = 0;
         tail_.clear();
         return channel::marker;
+    }
+    if (token >= 0 && token == format.thought_close && !visible_ && !begun_) {
+        return channel::marker;  // of a thought that nobody opened
     }
     if (token >= 0 && token == format.call_open) {
         now_     = channel::call;

@@ -69,6 +69,7 @@ class guide {
     channel      now_     = channel::content;
     channel      last_    = channel::content;
     bool         visible_ = false;  // there was content that is more than whitespace
+    bool         blank_thought_ = true;  // the thought is no more than whitespace so far
     bool         begun_   = false;  // the constraint has accepted a token
     bool         called_  = false;  // a call was closed
     int64_t      n_thought_ = 0;

@@ -84,7 +84,9 @@ void test_channels() {
     CHECK_EQ(channels(format(), {1, 8, 2, 1, 9, 2, 8}), "mtmmtmc");  // a second thought
     CHECK_EQ(channels(format(true), {8, 2, 9}), "tmc");
     CHECK_EQ(channels(format(true), {8, 9}), "tt");
-    CHECK_EQ(channels(format(), {2, 8}), "cc");                   // nothing to close
+    CHECK_EQ(channels(format(), {2, 8}), "mc");                   // nothing to close
+    CHECK_EQ(channels(format(), {8, 2, 9}), "ccc");
+    CHECK_EQ(channels(format(true), {5, 1, 8, 1, 2}), "tmttm");   // opened twice
     CHECK_EQ(channels(format(), {3, 8, 4, 9, 3, 9, 4}), "mkmcmkm");
     CHECK_EQ(channels(format(), {3, 1, 2, 4, 1, 8}), "mkkmcc");   // after a call there are no thoughts
     CHECK_EQ(channels({-1, -1, -1, -1, false}, {1, 8, 2, 3, 4}), "ccccc");
