@@ -88,11 +88,10 @@ class TextReader:
         self.names: Collection[str] | None = None
         self.parameters: Collection[str] | None = None
         self.reading = 0
-        self.doubtful = False
+        self.doubtful = self.json = False
         self._passed = 0  # characters before text
         self._mark: int | None = None
         self._kept: list[str] = []  # between the mark and text
-        self.json = False
 
     # --- the text ---
 
@@ -221,7 +220,7 @@ class TextReader:
                 self.at += 1
                 break
             else:
-                apostrophe = _is_word(parts[-1][-1:] if parts else "") and _is_word((yield from self.char(1)))
+                apostrophe = bool(parts) and parts[-1][-1:].isalnum() and (yield from self.char(1)).isalnum()
                 if escaped_end and not apostrophe:
                     raise Unreadable("a quote inside a string, after one that could have ended it")
                 self.doubtful = True
@@ -366,7 +365,3 @@ def end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
     """Where a pattern that matches everywhere ends."""
     found = pattern.match(text, at)
     return found.end() if found else at
-
-
-def _is_word(c: str) -> bool:
-    return c.isalnum()
