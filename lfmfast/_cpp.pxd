@@ -85,6 +85,9 @@ cdef extern from "engine/model.h" namespace "lfmfast" nogil:
         vector[gguf_value] metadata
         vector[gguf_tensor] tensors
 
+    vector[string] named_templates() except +raise_error
+    string render_named_template(
+        const string & name, const vector[pair[string, string]] & messages, bool add_generation_prompt) except +raise_error
     gguf_header cpp_read_gguf "lfmfast::read_gguf"(const string & path, uint64_t max_elements) except +raise_error
     vector[pair[string, string]] cpp_build_info "lfmfast::build_info"() except +raise_error
 

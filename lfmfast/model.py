@@ -81,7 +81,7 @@ class Model(ModelFile):
     flash_attn : bool, optional
         None: on a GPU, or where plain attention would need a large buffer (on a CPU plain attention is the faster one).
     chat_template : str, optional
-        Jinja source to use in place of the file's own.
+        Jinja source to use in place of the file's own, or the name of a template that llama.cpp has ("chatml").
 
     Raises
     ------

@@ -97,9 +97,10 @@ class ChatTemplate(ABC):
     Attributes
     ----------
     family : str
-        "lfm2", "lfm2.5-instruct", "lfm2.5-8b", "lfm2.5-2.6b", "lfm2.5-vl", "lfm2-vl", "jinja", or "none" without a template.
+        "lfm2", "lfm2.5-instruct", "lfm2.5-8b", "lfm2.5-2.6b", "lfm2.5-vl", "lfm2-vl", "jinja", "named" for one of llama.cpp's
+        own, or "none" without a template.
     source : str or None
-        The Jinja source.
+        The Jinja source, or the name.
     """
 
     family: str
@@ -339,7 +340,7 @@ def chat_template_for(
     Parameters
     ----------
     source : str or None
-        The Jinja source in the file (``tokenizer.chat_template``).
+        The Jinja source in the file (``tokenizer.chat_template``), or the name of a template that llama.cpp has ("chatml").
     bos_token, eos_token : str
         Texts of these tokens.
     special_tokens : collection of str
@@ -355,6 +356,10 @@ def chat_template_for(
     from lfmfast.jinja_template import JinjaTemplate
 
     special = frozenset(text for text in special_tokens if text)
+    if "{" not in source:  # Jinja that would show no messages
+        from lfmfast.named_template import NamedTemplate
+
+        return NamedTemplate(source.strip(), bos_token, eos_token, special, date, add_bos)
     jinja = JinjaTemplate(source, bos_token, eos_token, special, date, add_bos)
     for family in FAMILIES:
         if {"<|im_start|>", "<|im_end|>"} <= special and jinja.speaks(

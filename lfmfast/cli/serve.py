@@ -103,7 +103,7 @@ def serve(
     mlock: Annotated[Flag, _model("--mlock", help="Keep it in memory.", env="MLOCK", metavar=None)] = False,
     repack: Annotated[Flag, _model("--repack/--no-repack", help="Faster weights.", env="REPACK", metavar=None)] = True,
     chat_template: Annotated[
-        Text, _model("--chat-template", help="Jinja source or name, in place of the file's.", env="CHAT_TEMPLATE", metavar="JINJA")
+        Text, _model("--chat-template", help="Jinja source, or a name.", env="CHAT_TEMPLATE", metavar="JINJA")
     ] = None,
     chat_template_file: Annotated[
         Path | None, _model("--chat-template-file", help="The same, out of a file.", env="CHAT_TEMPLATE_FILE", metavar="FILE")

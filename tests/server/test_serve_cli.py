@@ -215,7 +215,7 @@ def test_a_public_address_without_a_key(
     (["--context-shift"], "--context-shift"),
     (["--reasoning-format", "deepseek"], "not supported yet"),
     (["--reasoning", "maybe"], "on, off or auto"),
-    (["--chat-template", "chatml"], "no templates by name"),
+    (["--chat-template", "lama3"], "none of llama.cpp's templates, which are bailing,"),
     (["--chat-template-kwargs", "{"], "not JSON"),
     (["--chat-template-kwargs", "[]"], "JSON object"),
     (["-ngl", "many"], "-ngl many"),
