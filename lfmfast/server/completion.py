@@ -132,11 +132,12 @@ async def begin(request: Request, state: ServerState, prompt: Any, generation: G
     return job
 
 
-def settings_of(generation: Generation, params: SamplingParams, model: Model) -> dict[str, Any]:
-    """`generation_settings`."""
+def settings_of(generation: Generation, params: SamplingParams, model: Model, reasoning_format: str = "none") -> dict[str, Any]:
+    """`generation_settings`. Thoughts of a completion of a plain prompt are a part of its text: the format is "none"."""
     return shapes.generation_settings(params, end_tokens=model.end_tokens, n_predict=generation.n_predict,
                                       stop=generation.stop, stream=generation.stream, n_probs=max(generation.n_probs, 0),
-                                      timings_per_token=generation.timings_per_token)  # fmt: skip
+                                      timings_per_token=generation.timings_per_token, reasoning_format=reasoning_format,
+                                      constraint=generation.constraint)  # fmt: skip
 
 
 def reading_of(generation: Generation, reading: Reading) -> dict[str, Any]:
@@ -181,6 +182,8 @@ class Final:
         Of the stream among those of the request.
     tokens : list of int
         The prompt's.
+    reasoning_format : str
+        What became of thoughts.
     """
 
     state: ServerState
@@ -188,6 +191,7 @@ class Final:
     params: SamplingParams
     index: int
     tokens: list[int]
+    reasoning_format: str = "none"
 
     def final(self, stream: AsyncStream, done: Completion | None = None, id_slot: int = -1) -> dict[str, Any]:
         """The object; with the answer itself only where `done` gives it, as it was streamed otherwise."""
@@ -205,7 +209,7 @@ class Final:
             "model": self.state.model_name,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": settings_of(generation, self.params, model),
+            "generation_settings": settings_of(generation, self.params, model, self.reasoning_format),
             "prompt": b"".join([model.native.piece(token) for token in self.tokens]).decode("utf-8", "replace"),
             "has_new_line": "\n" in stream.text,
             "truncated": stream.finish_reason == "length" and n_total >= model.n_ctx and usage.completion_tokens != n_predict,

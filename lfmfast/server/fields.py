@@ -208,7 +208,7 @@ def parse_generation(body: Mapping[str, Any], settings: Settings, *, chat: bool)
     if ping is not None and 0 < ping < PING_MIN_S:
         raise wrong("sse_ping_interval", f"0 or less (never), or at least {PING_MIN_S} (seconds)", ping)
     limit = fields.integer("t_max_predict_ms", -1, 2**53)
-    constraint, reasoning = _constraint(fields, chat), _reasoning(fields, settings)
+    constraint, reasoning = _constraint(fields), _reasoning(fields, settings)
     generation = Generation(
         sampling=sampling,
         text_bias=text_bias,
@@ -237,7 +237,7 @@ def parse_generation(body: Mapping[str, Any], settings: Settings, *, chat: bool)
     return generation
 
 
-def _constraint(fields: Fields, chat: bool) -> dict[str, Any]:
+def _constraint(fields: Fields) -> dict[str, Any]:
     found: dict[str, Any] = {}
     schema = fields.get("json_schema")
     if schema is not None:
@@ -250,7 +250,7 @@ def _constraint(fields: Fields, chat: bool) -> dict[str, Any]:
     if grammar:
         found["grammar"] = grammar
     form = fields.mapping("response_format")
-    if chat and form and form.get("type") != "text":
+    if form and form.get("type") != "text":
         found["response_format"] = form
     if len(found) > 1:
         raise invalid(f"'{(names := list(found))[0]}' and '{names[1]}' can't be given together")
@@ -258,8 +258,8 @@ def _constraint(fields: Fields, chat: bool) -> dict[str, Any]:
 
 
 def _reasoning(fields: Fields, settings: Settings) -> dict[str, Any]:
-    budget = _first(fields, BUDGETS, -1)
-    budget = settings.reasoning_budget if budget is None else budget
+    asked = _or(_first(fields, BUDGETS, -1), -1)
+    budget = settings.reasoning_budget if asked < 0 else asked
     message = fields.get("reasoning_budget_message")
     if message is not None and not isinstance(message, str):
         raise wrong("reasoning_budget_message", "a string", message)
@@ -382,11 +382,14 @@ class Conversation:
                 "continue_final_message": self.continue_final_message,
                 "template_options": self.template_options}  # fmt: skip
 
+    def prompt_options(self) -> dict[str, Any]:
+        """Options of :meth:`lfmfast.Model.encode`: what the prompt depends on."""
+        tools = None if self.calling.get("tool_choice") == "none" else self.tools
+        return {"tools": tools, "continue_final_message": self.continue_final_message, **self.template_options}
+
     def encode(self, model: Model) -> list[int]:
         """The token ids that the conversation is read as."""
-        tools = None if self.calling.get("tool_choice") == "none" else self.tools
-        return model.encode(self.messages, tools=tools, continue_final_message=self.continue_final_message,
-                            **self.template_options)  # fmt: skip
+        return model.encode(self.messages, **self.prompt_options())
 
 
 def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversation:

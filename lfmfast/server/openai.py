@@ -69,14 +69,13 @@ async def chat_completions(request: Request) -> Response:
     generation = parse_generation(body, state.settings, chat=True)
     conversation = read_conversation(body, state)
     params = generation.resolved(model.model)
-    settings = completion.settings_of(generation, params, model.model)
+    settings = completion.settings_of(generation, params, model.model, conversation.reasoning_format)
     answers = Answers(request)
     async with answers.beginning():
         for i in range(generation.n):
-            asking = conversation.options()
-            stream = model.stream(conversation.messages, **asking, **generation.options(params, i))
-            answers.add(stream, state.task(stream, prompt=conversation.messages, prompt_options=asking, params=settings,
-                                           id_slot=generation.id_slot))  # fmt: skip
+            stream = model.stream(conversation.messages, **conversation.options(), **generation.options(params, i))
+            answers.add(stream, state.task(stream, prompt=conversation.messages, prompt_options=conversation.prompt_options(),
+                                           params=settings, id_slot=generation.id_slot))  # fmt: skip
     verbose = await _chat_verbose(state, generation, params, conversation) if generation.verbose else None
     if generation.stream:
         reply = _Reply(state, generation, answers, "chat.completion.chunk")
@@ -92,7 +91,7 @@ async def chat_completions(request: Request) -> Response:
 async def _chat_verbose(state: ServerState, generation: Generation, params: SamplingParams,
                         conversation: Conversation) -> completion.Final:  # fmt: skip
     tokens = await asyncio.to_thread(conversation.encode, state.model.model)
-    return completion.Final(state, generation, params, 0, tokens)
+    return completion.Final(state, generation, params, 0, tokens, conversation.reasoning_format)
 
 
 def _chat_choice(reply: _Reply, i: int, answer: Completion) -> dict[str, Any]:

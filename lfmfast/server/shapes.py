@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lfmfast.params import SamplingParams
@@ -131,7 +131,8 @@ def legacy_logprobs(model: Model, values: Iterable[TokenLogprob], n_top: int, of
 
 
 def generation_settings(params: SamplingParams, *, end_tokens: Sequence[int], n_predict: int, stop: Sequence[str],
-                        stream: bool, n_probs: int, timings_per_token: bool) -> dict[str, Any]:  # fmt: skip
+                        stream: bool, n_probs: int, timings_per_token: bool, reasoning_format: str = "none",
+                        constraint: Mapping[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
     """llama-server's description of how a text was, or would be, generated.
 
     Parameters
@@ -140,6 +141,8 @@ def generation_settings(params: SamplingParams, *, end_tokens: Sequence[int], n_
         With every field set.
     end_tokens : sequence of int
         Tokens that end an answer; with `ignore_eos` they have a bias that forbids them.
+    constraint : mapping, optional
+        `grammar`, `json_schema` or `response_format`, as the request had it; the latter two are shown under their own names.
     """
     values = params.as_dict()
     bias, seed = values.pop("logit_bias", {}), values.pop("seed", -1)
@@ -161,11 +164,12 @@ def generation_settings(params: SamplingParams, *, end_tokens: Sequence[int], n_
         "logit_bias": [{"bias": None if value == -math.inf else value, "token": token} for token, value in bias.items()],
         "n_probs": n_probs,
         "grammar": "",
+        **(constraint or {}),
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": [],
         "chat_format": "Content-only",
-        "reasoning_format": "none",
+        "reasoning_format": reasoning_format,
         "reasoning_in_content": False,
         "generation_prompt": "",
         "speculative.types": "none",

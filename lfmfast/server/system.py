@@ -119,7 +119,8 @@ def default_settings(state: ServerState) -> dict[str, Any]:
     model = state.model.model
     params: SamplingParams = state.settings.sampling.resolved(model.default_sampling.params)
     return generation_settings(params, end_tokens=model.end_tokens, n_predict=state.settings.n_predict, stop=(), stream=True,
-                               n_probs=0, timings_per_token=False)  # fmt: skip
+                               n_probs=0, timings_per_token=False,
+                               reasoning_format=state.settings.reasoning_format)  # fmt: skip
 
 
 def _template(model: Model) -> str:

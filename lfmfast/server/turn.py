@@ -60,11 +60,10 @@ async def begin_turn(request: Request, state: ServerState, body: Mapping[str, An
     params = generation.resolved(model.model)
     answers = Answers(request)
     async with answers.beginning():
-        asking = conversation.options()
-        stream = model.stream(conversation.messages, **asking, **generation.options(params))
-        answers.add(stream, state.task(stream, prompt=conversation.messages, prompt_options=asking,
-                                       params=completion.settings_of(generation, params, model.model),
-                                       id_slot=generation.id_slot))  # fmt: skip
+        stream = model.stream(conversation.messages, **conversation.options(), **generation.options(params))
+        settings = completion.settings_of(generation, params, model.model, conversation.reasoning_format)
+        answers.add(stream, state.task(stream, prompt=conversation.messages, prompt_options=conversation.prompt_options(),
+                                       params=settings, id_slot=generation.id_slot))  # fmt: skip
     return Turn(state, generation, params, answers)
 
 

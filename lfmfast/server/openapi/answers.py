@@ -51,7 +51,8 @@ _LEGACY = obj({"content": _LOGPROBS, "tokens": _TEXTS, "token_logprobs": array(_
 
 # --- OpenAI's chat and text completions ---
 
-_FINISH = const("stop", "length")
+_TEXT_FINISH = const("stop", "length")
+_FINISH = const("stop", "length", "tool_calls")
 _MORE = {"usage": ref("Usage"), "timings": ref("Timings"), "__verbose": ref("Completion")}
 _PROGRESS = {"prompt_progress": ref("PromptProgress")}
 
@@ -66,13 +67,21 @@ def _whole(envelope: dict[str, Schema]) -> Schema:
     return obj({**envelope, "usage": more.pop("usage"), "timings": more.pop("timings")}, more)
 
 
-_CHAT_MESSAGE = obj({"role": const("assistant"), "content": STRING})
+_ARGUMENTS = said("A JSON object as text; in a stream, pieces of it.", STRING)
+_CALL = obj({"id": STRING, "type": const("function"), "function": obj({"name": STRING, "arguments": _ARGUMENTS})})
+_CALL_DELTA = obj({"index": _COUNT, "function": obj({"arguments": _ARGUMENTS}, {"name": STRING})},
+                  {"id": STRING, "type": const("function")})  # fmt: skip
+_CHAT_MESSAGE = obj({"role": const("assistant"), "content": optional(STRING)}, {
+    "reasoning_content": said("Thoughts.", STRING), "tool_calls": array(_CALL),
+    "unread_tool_calls": said("What was written as calls and can't be read; it stands in the content, too.", _TEXTS),
+})  # fmt: skip
 _CHAT_LOGPROBS = {"logprobs": obj({"content": _LOGPROBS})}
 _CHAT = _whole(_envelope("chat.completion", "chatcmpl-", obj(
     {"finish_reason": _FINISH, "index": _COUNT, "message": _CHAT_MESSAGE}, _CHAT_LOGPROBS)))  # fmt: skip
 _CHAT_CHUNK = obj(_envelope("chat.completion.chunk", "chatcmpl-", obj({
     "finish_reason": optional(_FINISH), "index": _COUNT,
-    "delta": obj({}, {"role": const("assistant"), "content": optional(STRING)}),
+    "delta": obj({}, {"role": const("assistant"), "content": optional(STRING), "reasoning_content": STRING,
+                      "tool_calls": array(_CALL_DELTA)}),
 }, _CHAT_LOGPROBS)), {**_MORE, **_PROGRESS})  # fmt: skip
 
 
@@ -80,13 +89,14 @@ def _text_choice(finish: Schema) -> Schema:
     return obj({"text": STRING, "index": _COUNT, "logprobs": optional(ref("TextLogprobs")), "finish_reason": finish})
 
 
-_TEXT = _whole(_envelope("text_completion", "cmpl-", _text_choice(_FINISH)))
-_TEXT_CHUNK = obj(_envelope("text_completion", "cmpl-", _text_choice(optional(_FINISH))), {**_MORE, **_PROGRESS})
+_TEXT = _whole(_envelope("text_completion", "cmpl-", _text_choice(_TEXT_FINISH)))
+_TEXT_CHUNK = obj(_envelope("text_completion", "cmpl-", _text_choice(optional(_TEXT_FINISH))), {**_MORE, **_PROGRESS})
 
 # --- llama-server's completions ---
 
 _SETTINGS = like(shapes.generation_settings(NEUTRAL, end_tokens=(), n_predict=-1, stop=[""], stream=False, n_probs=0,
                                             timings_per_token=False))  # fmt: skip
+_SETTINGS["properties"] |= {name: said("As the request had it.", ANY) for name in ("json_schema", "response_format")}
 _PROBABILITIES = {"completion_probabilities": _LOGPROBS}
 _COMPLETION = {
     "index": _COUNT, "content": STRING, "tokens": array(_COUNT), "id_slot": integer(-1), "stop": const(True), "model": STRING,

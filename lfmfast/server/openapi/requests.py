@@ -31,8 +31,7 @@ __all__ = ["BODIES"]
 _NOTHING: tuple[tuple[Any, Schema], ...] = (
     ("", const("")), (0, const(0)), (False, const(False)), ([], {"type": "array", "maxItems": 0}),
     ({}, {"type": "object", "maxProperties": 0}), (-1.5, {"type": "number", "exclusiveMaximum": 0}), (1, const(1)),
-    ("none", const("none")), ("auto", const("auto")), (["text"], {"const": ["text"]}),
-    ({"type": "text"}, obj({"type": const("text")})),
+    (["text"], {"const": ["text"]}),
 )  # fmt: skip
 
 
@@ -95,8 +94,11 @@ _SAMPLING = {
         {"type": "object", "additionalProperties": _BIAS},
         array({"type": "array", "prefixItems": [either(integer(0, INT_MAX), STRING), _BIAS], "minItems": 2, "maxItems": 2}))),
 }  # fmt: skip
+_SCHEMA: Schema = said("A JSON schema. A keyword that can't be enforced is refused.", {"type": "object"})
 _MAX_TOKENS = said(f"Tokens of an answer at most; -1: to its end. The first of {', '.join(fields.MAX_TOKENS)} counts.",
                    integer(-1, INT_MAX))  # fmt: skip
+_BUDGET = said(f"Tokens of a thought at most; -1: as the server was told. The first of {', '.join(fields.BUDGETS)} counts.",
+               integer(-1, INT_MAX))  # fmt: skip
 _GENERATION = {
     **_SAMPLING,
     **dict.fromkeys(fields.MAX_TOKENS, _MAX_TOKENS),
@@ -120,6 +122,13 @@ _GENERATION = {
     "sse_ping_interval": said("A stream with nothing to send for so many seconds sends a comment; 0 and less: never.",
                               either(number(None, 0), number(fields.PING_MIN_S))),
     "id_slot": said("Accepted without effect on what is reused; -1: any.", integer(-1, INT_MAX)),
+    "grammar": said("What the answer has to be, as llama.cpp's GBNF.", STRING),
+    "json_schema": said("The answer is JSON for this schema.", either({"type": "object"}, BOOLEAN)),
+    "response_format": said("The answer is text, a JSON object, or JSON for a schema. Only one of the three can be given.",
+                            obj({"type": const("text", "json_object", "json_schema")},
+                                {"schema": _SCHEMA, "json_schema": obj({"schema": _SCHEMA})})),
+    **dict.fromkeys(fields.BUDGETS, _BUDGET),
+    "reasoning_budget_message": said("What a thought that is cut off there ends with.", STRING),
     **{name: _refused(harmless) for name, harmless in fields.REFUSED.items()},
     **{name: _ignored() for name in sorted(fields.NO_EFFECT - {"id_slot"} | {"adaptive_decay"})},
     **{name: _ignored() for name in ("user", "metadata", "store", "service_tier")},
@@ -129,12 +138,18 @@ _GENERATION = {
 # --- chats ---
 
 _TEXT_PART = obj({"type": const("text"), "text": STRING})
-_FUNCTION = obj({"name": STRING}, {"description": STRING, "parameters": said("A JSON schema.", {"type": "object"})})
+_STRICT = said("True: calls are made to fit the schema; one that can't be enforced is refused.", optional(BOOLEAN))
+_FUNCTION = obj({"name": STRING}, {"description": STRING, "parameters": said("A JSON schema.", {"type": "object"}),
+                                   "strict": _STRICT})  # fmt: skip
 _CONVERSATION = {
     "messages": array(ref("ChatMessage"), 1),
     "tools": said("Functions that the model is told of.", array(either(STRING, ref("ChatTool")))),
-    "tool_choice": const("auto", "none", None),
-    "parallel_tool_calls": _flag("False is refused if there are tools."),
+    "tool_choice": said("Whether functions are called: as the model likes, never, always, or this one.", either(
+        const("auto", "none", "required", None), obj({"type": const("function"), "function": obj({"name": STRING})}))),
+    "parallel_tool_calls": _flag("False: at most one call in an answer."),
+    "parse_tool_calls": _flag("False: calls stay in the text."),
+    "reasoning_format": said("Whether thoughts are given apart (auto and deepseek) or in the text (none).",
+                             const(*fields.REASONING_FORMATS, None)),
     "chat_template_kwargs": said("Variables for the chat template.",
                                  {"type": "object", "propertyNames": {"not": const(*sorted(fields.RESERVED))}}),
     "add_generation_prompt": _flag("Whether the prompt ends with the beginning of an answer."),
