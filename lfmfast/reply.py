@@ -84,7 +84,6 @@ class ReplyReader:
                 return Part(self._content(text))
             self._in_thought = text == MARKERS.thought_open
             self._turn(drops_blank=True)
-            self._blank = "\n" if self._in_thought and self.reasoning else ""  # a second thought is a line of its own
             return Part()
         if not self._reads_calls:
             return Part(self._content(text))
@@ -115,8 +114,13 @@ class ReplyReader:
         return text
 
     def _thought(self, text: str) -> str:
+        if not self._is_open:
+            text = text.lstrip()
+            if not text:
+                return ""
+            self._blank, self._is_open = "\n" if self.reasoning else "", True  # a second thought is a line of its own
         self._blank += text
-        visible = self._blank.rstrip() if self.reasoning else self._blank.strip()
+        visible = self._blank.rstrip()
         if not visible:
             return ""
         self._blank = self._blank[len(self._blank.rstrip()) :]

@@ -36,6 +36,7 @@ class Answer:
         self.reader: ReplyReader | None = None  # None: everything is text
         self.divider: TextDivider | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._kind = CONTENT  # of the last piece
 
     @property
     def text(self) -> str:
@@ -62,13 +63,15 @@ class Answer:
                 values = tuple(TokenLogprob(t, lp, top) for t, (lp, top) in zip(tokens, logprobs, strict=True))
                 self.logprobs = self.logprobs or []
                 self.logprobs += values
-            text = self._decoder.decode(data)
             self.tokens.extend(tokens)
             if self.reader is None:
+                text = self._decoder.decode(data)
                 self.texts.append(text)
                 pieces.append(Piece(text, tokens, values))
             else:
-                part = self._read(kind, text)
+                ended = None if kind == self._kind else self._turn_to(kind)
+                part = self._read(kind, self._decoder.decode(data))
+                part = part if ended is None else _joined([ended, part])
                 pieces.append(Piece(part.text, tokens, values, reasoning=part.reasoning, tool_calls=part.calls))
         if native.done:
             self.end = self._last_piece(native, pieces.pop() if pieces else Piece(""))
@@ -81,6 +84,11 @@ class Answer:
         self.reader, self.divider = reader, divider
         if reader is not None:
             self.raws = []
+
+    def _turn_to(self, kind: int) -> Part:
+        """The end of what came so far, which may be half a character."""
+        before, self._kind = self._kind, kind
+        return self._read(before, self._decoder.decode(b"", final=True))
 
     def _read(self, kind: int, text: str, *, last: bool = False) -> Part:
         reader = self.reader
@@ -97,12 +105,11 @@ class Answer:
 
     def _last_piece(self, native: NativeStream, piece: Piece) -> Piece:
         t = native.timings
-        tail = self._decoder.decode(b"", final=True)
         if self.reader is not None:
-            part = self._read(CONTENT, tail, last=True)
+            part = _joined([self._turn_to(CONTENT), self._read(CONTENT, "", last=True)])
             piece = Piece(piece.text + part.text, piece.tokens, piece.logprobs, reasoning=piece.reasoning + part.reasoning,
                           tool_calls=piece.tool_calls + part.calls)
-        elif tail:
+        elif tail := self._decoder.decode(b"", final=True):
             self.texts.append(tail)
             piece = Piece(piece.text + tail, piece.tokens, piece.logprobs)
         usage = Usage(t["n_prompt"], t["n_predicted"], t["n_cached"])
