@@ -106,6 +106,8 @@ class Options:
     budget: int
     budget_message: str
     single_call: bool
+    held_calls: bool
+    """Calls are held to a grammar."""
 
     @classmethod
     def check(
@@ -164,7 +166,7 @@ class Options:
         return cls(
             params, native, offered, of_format or of_calls, reasoning_format != "none",
             parse_tool_calls and offered is not None, _or_none(reasoning_budget), reasoning_budget_message,
-            of_calls is not None and not parallel_tool_calls,
+            of_calls is not None and not parallel_tool_calls, of_calls is not None,
         )
 
     def begin(self, model: ModelFile, asked: Asked) -> tuple[dict[str, Any], ReplyReader | None, TextDivider | None]:
@@ -187,7 +189,8 @@ class Options:
             native["single_call"] = self.single_call
         if not asked.is_chat or not (self.thoughts or self.calls):
             return native, None, None
-        reader = ReplyReader(thoughts=self.thoughts, calls=self.calls, tools=self.tools, in_thought=in_thought)
+        reader = ReplyReader(thoughts=self.thoughts, calls=self.calls, tools=self.tools, in_thought=in_thought,
+                             early=self.held_calls)  # fmt: skip
         by_text = self.calls and marks.ids[2] < 0
         return native, reader, TextDivider(thoughts=False, calls=True) if by_text else None
 

@@ -53,16 +53,20 @@ class ReplyReader:
         Tools whose schemas say what the arguments are.
     in_thought : bool
         The prompt ended inside a thought.
+    early : bool
+        A call's arguments are given one by one. Only a call that is held to a grammar is sure to become a whole one then; other
+        calls come when they are read to their end.
     """
 
     def __init__(self, *, thoughts: bool = True, calls: bool = True, tools: Sequence[Any] | None = None,
-                 in_thought: bool = False) -> None:  # fmt: skip
+                 in_thought: bool = False, early: bool = False) -> None:  # fmt: skip
         self.reasoning = ""
         self.calls: list[ToolCall] = []
         self.unread: list[str] = []
         self.thoughts = thoughts
         self._reads_calls = calls
         self._tools = tools
+        self._early = early
         self._in_thought = in_thought
         self._parser: CallParser | None = None
         self._blank = ""  # whitespace that nothing visible has followed yet
@@ -89,7 +93,7 @@ class ReplyReader:
             return Part(self._content(text))
         self._turn(drops_blank=not self._has_content)
         if text == MARKERS.call_open:
-            self._parser = CallParser(self._tools, len(self.calls))
+            self._parser = CallParser(self._tools, len(self.calls), early=self._early)
             return Part()
         return self._end_call(cut=False)
 

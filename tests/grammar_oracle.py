@@ -54,6 +54,17 @@ class OracleGrammar:
         finally:
             lib.release(grammar)
 
+    def begins(self, text: str) -> bool:
+        """Whether something that fits begins with the text."""
+        lib = _library()
+        grammar = lib.init(*self._arguments)
+        try:
+            for char in text:
+                lib.accept(grammar, ord(char))
+            return bool(self._stacks(grammar))
+        finally:
+            lib.release(grammar)
+
     def _stacks(self, grammar: int) -> list[_Vector]:
         found = _library().stacks(grammar).contents
         size = ((found.end or 0) - (found.begin or 0)) // ct.sizeof(_Vector)
