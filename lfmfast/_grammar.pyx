@@ -5,7 +5,7 @@ import ctypes
 
 from libc.stdint cimport int32_t, uintptr_t
 from libcpp cimport bool as cbool
-from libcpp.memory cimport make_shared, shared_ptr
+from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -13,6 +13,12 @@ from lfmfast cimport _cpp as cpp
 from lfmfast._model cimport Model, to_utf8
 
 from lfmfast.errors import LfmfastError
+
+
+# In the order of lfmfast::llg_api (engine/grammar.h).
+_NAMES = ("new_tokenizer_v2", "free_tokenizer", "constraint_init_set_defaults", "new_matcher", "clone_matcher",
+          "free_matcher", "matcher_get_error", "matcher_validate_tokens", "matcher_compute_mask_into",
+          "matcher_get_mask_byte_size", "matcher_consume_token", "matcher_reset", "matcher_is_stopped")
 
 
 cdef class GrammarVocabulary:
@@ -80,14 +86,8 @@ cdef int fill_api(cpp.llg_api * api) except -1:
 
     library = ctypes.CDLL(lib.__file__)
     try:
-        for i, name in enumerate(cpp_names):
+        for i, name in enumerate(_NAMES):
             (<uintptr_t *>api)[i] = <uintptr_t>ctypes.cast(getattr(library, "llg_" + name), ctypes.c_void_p).value
     except AttributeError as error:
         raise LfmfastError(f"llguidance is too old or too new for lfmfast ({error}): 1.7 to 1.x is needed") from None
     return 0
-
-
-# In the order of lfmfast::llg_api (engine/grammar.h).
-cpp_names = ("new_tokenizer_v2", "free_tokenizer", "constraint_init_set_defaults", "new_matcher", "clone_matcher", "free_matcher",
-             "matcher_get_error", "matcher_validate_tokens", "matcher_compute_mask_into", "matcher_get_mask_byte_size",
-             "matcher_consume_token", "matcher_reset", "matcher_is_stopped")

@@ -191,7 +191,7 @@ def _positionals(first: str | None, second: str | None, prompt: str | None, has_
 
 @dataclass
 class Printer:
-    """Write an answer to stdout as it comes; on a terminal without control characters, and behind its thoughts, which are dim."""
+    """Write an answer to stdout as it comes; without control characters and behind its dim thoughts on a terminal."""
 
     text: str = ""
     thinks: bool = False
