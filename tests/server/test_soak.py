@@ -45,7 +45,7 @@ def markers(live: Any) -> list[Marker]:
     while len(found) < N_MARKERS:
         messages = [{"role": "user", "content": "Repeat: " + " ".join(rng.sample(WORDS, 5))}]
         text = live.post("/apply-template", {"messages": messages})[1]["prompt"]
-        prompt = live.post("/tokenize", {"content": text, "parse_special": True})[1]["tokens"]
+        prompt = live.post("/tokenize", {"content": text, "add_special": True})[1]["tokens"]
         asked = {"prompt": prompt, "temperature": 0, "n_predict": 40, "return_tokens": True, "n_probs": 2}
         answer = live.post("/completion", asked)[1]
         likely = [[top["logprob"] for top in token["top_logprobs"]] for token in answer["completion_probabilities"]]
