@@ -1,81 +1,74 @@
-"""Many requests at once: enough of them submitted to keep the engine busy, their answers in order."""
+"""Many requests at once: enough of them submitted to keep the engine busy, their answers as they come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 from lfmfast._engine import Mailbox
+from lfmfast._request import Asked, Options
 from lfmfast.errors import QueueFullError
 from lfmfast.stream import Answer
 from lfmfast.types import Completion
 
 if TYPE_CHECKING:
     from lfmfast._engine import Stream as NativeStream
+    from lfmfast.model import Model
 
-__all__ = ["run"]
+__all__ = ["Prepare", "answers", "collect", "of_prompt", "of_prompts", "of_requests"]
 
-Begun = tuple["NativeStream", Answer]
-Submit = Callable[[Mailbox, int], Begun]
+#: Gives a request, when it is about to be submitted.
+Prepare = Callable[[], tuple[Asked, Options]]
+Answers = Generator[tuple[int, Completion | Exception], None, None]
+
+_OF_PROMPT = ("continue_final_message", "template_options")
 
 
-def run(
-    n: int,
-    prepare: Callable[[int], Submit],
-    limit: int,
-    *,
-    progress: Callable[[int, int], object] | None = None,
-    return_errors: bool = False,
-) -> list[Completion | Exception]:
-    """The answers to requests 0 to n - 1. Whatever ends it early cancels all of them.
+def answers(model: Model, requests: Iterable[Prepare | None], limit: int) -> Answers:
+    """Numbers of requests and their answers, or the exceptions in their place, as they come.
+
+    Leaving it early cancels what is running, and so does an exception of `requests` itself.
 
     Parameters
     ----------
-    prepare : callable
-        Called with a request's number when it is about to be submitted; gives what submits it to a mailbox under that
-        number, which is called again after QueueFullError.
+    requests : iterable of callable
+        Taken one by one, as there is room. What one raises when it is called is its answer. None: there is none until an
+        answer has come.
     limit : int
         Requests that are submitted and not answered at a time.
-    progress : callable, optional
-        Called with the number of requests that are done, and `n`, after each.
-    return_errors : bool
-        An exception takes the place of its request's answer; else the first one ends everything.
     """
-    results: list[Completion | Exception | None] = [None] * n
-    running: dict[int, Begun] = {}
-    n_begun = n_done = 0
-    submit: Submit | None = None
+    running: dict[int, tuple[NativeStream, Answer]] = {}
+    coming = iter(requests)
+    job: tuple[Asked, Options] | None = None
+    n_begun, is_last = 0, False
     mailbox = Mailbox()
-
-    def done(i: int, result: Completion | Exception) -> None:
-        nonlocal n_done
-        running.pop(i, None)
-        if isinstance(result, Exception) and not return_errors:
-            raise result
-        results[i] = result
-        n_done += 1
-        if progress is not None:
-            progress(n_done, n)
-
     try:
-        while n_done < n:
-            while n_begun < n and len(running) < limit:
-                failure = None
+        while running or not is_last:
+            while not is_last and len(running) < limit:
+                answer, failure = Answer(), None
                 try:
-                    submit = submit or prepare(n_begun)
-                    running[n_begun] = submit(mailbox, n_begun)
+                    if job is None:
+                        if (prepare := next(coming)) is None:
+                            break
+                        job = _prepared(prepare)
+                    running[n_begun] = _begin(model, job, answer, mailbox, n_begun), answer
+                except StopIteration:
+                    is_last = True
+                    break
                 except QueueFullError:  # by others' requests: again in a moment
                     break
-                except Exception as error:
-                    failure = error
-                submit = None
+                except _Failed as failed:
+                    failure = failed.error
+                job = None
                 n_begun += 1
                 if failure is not None:
-                    done(n_begun - 1, failure)
-            for i in () if n_done == n else mailbox.wait(50 if running else 10) or ():
+                    yield n_begun - 1, failure
+            for i in () if is_last and not running else mailbox.wait(50 if running else 10) or ():
                 if i in running and (result := _news(*running[i])) is not None:
-                    done(i, result)
+                    del running[i]
+                    yield i, result
     finally:
         for native, _ in running.values():
             native.cancel()
@@ -85,7 +78,31 @@ def run(
                     answer.take(native, native.wait())
             answer.finish()
         mailbox.close()
-    return cast("list[Completion | Exception]", results)
+
+
+class _Failed(Exception):
+    """Carries what is a request's own failure."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _prepared(prepare: Prepare) -> tuple[Asked, Options]:
+    try:
+        return prepare()
+    except Exception as error:
+        raise _Failed(error) from None
+
+
+def _begin(model: Model, job: tuple[Asked, Options], answer: Answer, mailbox: Mailbox, i: int) -> NativeStream:
+    asked, options = job
+    try:
+        return model._begin(asked, answer, options, mailbox, i)
+    except QueueFullError:
+        raise
+    except Exception as error:
+        raise _Failed(error) from None
 
 
 def _news(native: NativeStream, answer: Answer) -> Completion | Exception | None:
@@ -98,3 +115,80 @@ def _news(native: NativeStream, answer: Answer) -> Completion | Exception | None
     except Exception as error:
         answer.finish()
         return error
+
+
+def collect(coming: Answers, n: int, progress: Callable[[int, int], object] | None = None,
+            return_errors: bool = False) -> list[Completion | Exception]:  # fmt: skip
+    """All `n` answers, in the order of their requests; whatever ends it early ends the requests.
+
+    Parameters
+    ----------
+    progress : callable, optional
+        Called with the number of answers that are there, and `n`, after each.
+    return_errors : bool
+        An exception takes the place of its request's answer; else the first one ends everything.
+    """
+    results: list[Completion | Exception | None] = [None] * n
+    with closing(coming):
+        for n_done, (i, result) in enumerate(coming, 1):
+            if isinstance(result, Exception) and not return_errors:
+                raise result
+            results[i] = result
+            if progress is not None:
+                progress(n_done, n)
+    return cast("list[Completion | Exception]", results)
+
+
+def of_prompts(model: Model, prompts: Iterable[Any], options: Mapping[str, Any]) -> Iterator[Prepare]:
+    """One request for each prompt, with the same options; these are checked here."""
+    given = dict(options)
+    asking = {name: given.pop(name) for name in _OF_PROMPT if name in given}
+    checked = model._options(**given)
+    asking |= _shown(given, checked)
+    return (lambda prompt=prompt: (model._asked(prompt, **asking), checked) for prompt in prompts)  # type: ignore[misc]
+
+
+def of_prompt(model: Model, prompt: Any, n: int, options: Mapping[str, Any]) -> Iterator[Prepare]:
+    """`n` requests with one prompt; a seed counts up."""
+    requests = list(of_prompts(model, [prompt], options))
+    first: list[tuple[Asked, Options]] = []
+
+    def prepare(i: int) -> tuple[Asked, Options]:
+        if not first:
+            first.append(requests[0]())
+        asked, checked = first[0]
+        return asked, _seeded(checked, i)
+
+    return (lambda i=i: prepare(i) for i in range(n))  # type: ignore[misc]
+
+
+def of_requests(model: Model, requests: Iterable[tuple[Any, Mapping[str, Any]] | None]) -> Iterator[Prepare | None]:
+    """One request for each prompt with options of its own. Options that come again are not checked again."""
+    last: tuple[str, Options] | None = None
+
+    def prepare(prompt: Any, options: Mapping[str, Any]) -> tuple[Asked, Options]:
+        nonlocal last
+        given = dict(options)
+        asking, seed = {name: given.pop(name) for name in _OF_PROMPT if name in given}, given.pop("seed", None)
+        key = repr(given)
+        if last is None or last[0] != key:
+            last = key, model._options(**given)
+        checked = last[1]
+        if seed is not None:
+            checked = replace(checked, params=checked.params.merged(seed=seed))
+        return model._asked(prompt, **asking, **_shown(given, checked)), checked
+
+    return (None if item is None else lambda item=item: prepare(*item) for item in requests)  # type: ignore[misc]
+
+
+def _shown(options: Mapping[str, Any], checked: Options) -> dict[str, Any]:
+    """What the prompt takes of the options of the answer."""
+    return {"tools": options.get("tools"), "tool_choice": options.get("tool_choice"),
+            "cache_prompt": checked.native["cache_prompt"]}  # fmt: skip
+
+
+def _seeded(options: Options, i: int) -> Options:
+    seed = options.params.seed
+    if not i or seed is None or seed < 0:
+        return options
+    return replace(options, params=options.params.merged(seed=(seed + i) % (2**32 - 1)))

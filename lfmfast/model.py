@@ -7,7 +7,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -374,28 +373,38 @@ class Model(ModelFile):
         if not many and n == 1 and progress is None and not return_errors:
             with self.stream(prompt, **options) as stream:
                 return stream.result()
-        of_prompt = {"continue_final_message", "template_options"} & set(options)
-        asking = {name: options.pop(name) for name in of_prompt}
-        checked = self._options(**options)
-        asking |= {"tools": options.get("tools"), "tool_choice": options.get("tool_choice"),
-                   "cache_prompt": checked.native["cache_prompt"]}  # fmt: skip
-        asked: list[Asked] = []
-
-        def prepare(i: int) -> _many.Submit:
-            if many or i == 0:
-                asked[:] = [self._asked(prompt[i] if many else prompt, **asking)]
-            mine, seed, (this,) = checked, checked.params.seed, asked
-            if i and not many and seed is not None and seed >= 0:
-                mine = replace(checked, params=checked.params.merged(seed=(seed + i) % (2**32 - 1)))
-
-            def submit(mailbox: Mailbox, i: int) -> _many.Begun:
-                answer = Answer()
-                return self._begin(this, answer, mine, mailbox, i), answer
-
-            return submit
-
-        results = _many.run(len(prompt) if many else n, prepare, self._n_ahead, progress=progress, return_errors=return_errors)
+        requests = _many.of_prompts(self, prompt, options) if many else _many.of_prompt(self, prompt, n, options)
+        coming = _many.answers(self, requests, self._n_ahead)
+        results = _many.collect(coming, len(prompt) if many else n, progress, return_errors)
         return results if many or n > 1 else results[0]
+
+    def generate_each(self, requests: Iterable[tuple[Prompt, Mapping[str, Any]] | None], *,
+                      n_ahead: int | None = None) -> _many.Answers:  # fmt: skip
+        """Answer a stream of requests, of any length, each with options of its own.
+
+        Requests are taken as there is room for them, so neither they nor the answers need to fit in memory.
+
+        Parameters
+        ----------
+        requests : iterable of (prompt, options)
+            As for :meth:`stream`. A None in place of one: there is none until the next answer has come.
+        n_ahead : int, optional
+            Requests that are submitted and not answered at a time. None: enough to keep the engine busy.
+
+        Yields
+        ------
+        (int, Completion or Exception)
+            The number of a request, from 0, and what came of it, as they end. Leaving early cancels what is running.
+
+        Examples
+        --------
+        >>> model = Model(demo_path)
+        >>> for i, done in model.generate_each((f"{n}, {n + 1},", {"max_tokens": 3, "seed": n}) for n in range(100)):
+        ...     pass
+        """
+        if n_ahead is not None:
+            check_int("n_ahead", n_ahead, 1)
+        return _many.answers(self, _many.of_requests(self, requests), n_ahead or self._n_ahead)
 
     # --- what is kept ---
 

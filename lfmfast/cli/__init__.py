@@ -18,6 +18,7 @@ import typer
 
 from lfmfast import __version__
 from lfmfast.cli import _options
+from lfmfast.cli.batch import batch
 from lfmfast.cli.chat import chat
 from lfmfast.cli.info import info
 from lfmfast.cli.pull import pull
@@ -34,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for command in (chat, info, pull, serve, tokenize):
+for command in (batch, chat, info, pull, serve, tokenize):
     app.command()(command)
 
 

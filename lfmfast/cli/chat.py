@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lfmfast import _demo
+from lfmfast.cli import _flags as flags
 from lfmfast.cli import _options as opt
 from lfmfast.constraint import from_gbnf, from_json_schema
-from lfmfast.params import SamplingParams
 
 if TYPE_CHECKING:
     from lfmfast import Piece, Stream
@@ -21,16 +21,8 @@ CONVERSATION = "Conversation"
 NO_MODEL = 'which model? -m FILE, -hf REPO[:QUANT], or as in: lfmfast chat demo "PROMPT"'
 
 
-def _model(*names: str, help: str, metavar: str = "N") -> Any:
-    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=opt.MODEL, show_default=False)
-
-
 def _talk(*names: str, help: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=CONVERSATION, show_default=False)
-
-
-def _sampling(*names: str, help: str) -> Any:
-    return typer.Option(*names, metavar="N", help=help, rich_help_panel=opt.SAMPLING, show_default=False)
 
 
 def chat(
@@ -48,15 +40,13 @@ def chat(
     hf_repo: opt.HubRepo = None,
     hf_token: opt.HubToken = None,
     offline: opt.Offline = False,
-    ctx_size: Annotated[
-        int, _model("-c", "--ctx-size", help="Tokens of context (4096); 0: as many as the model was trained with.")
-    ] = 4096,
-    threads: Annotated[int | None, _model("-t", "--threads", help="CPU threads (one per core).")] = None,
-    gpu_layers: Annotated[int | None, _model("-ngl", "--gpu-layers", "--n-gpu-layers", help="Layers on the GPU (all).")] = None,
-    batch: Annotated[int | None, _model("-b", "--batch-size", help="Prompt tokens per call (2048).")] = None,
-    ubatch: Annotated[int | None, _model("-ub", "--ubatch-size", help="Prompt tokens per pass.")] = None,
-    type_k: Annotated[str | None, _model("-ctk", "--cache-type-k", help="Type of the K cache (f16).", metavar="TYPE")] = None,
-    type_v: Annotated[str | None, _model("-ctv", "--cache-type-v", help="Type of the V cache (f16).", metavar="TYPE")] = None,
+    ctx_size: flags.CtxSize = 4096,
+    threads: flags.Threads = None,
+    gpu_layers: flags.GpuLayers = None,
+    batch: flags.BatchSize = None,
+    ubatch: flags.UbatchSize = None,
+    type_k: flags.TypeK = None,
+    type_v: flags.TypeV = None,
     prompt: Annotated[str | None, _talk("-p", "--prompt", help="The same as PROMPT.", metavar="TEXT")] = None,
     system: Annotated[str | None, _talk("-sys", "--system-prompt", help="System prompt.", metavar="TEXT")] = None,
     predict: Annotated[
@@ -73,26 +63,16 @@ def chat(
         int, _talk("--reasoning-budget", help="Tokens that a thought can have; -1: any number.", metavar="N")
     ] = -1,
     stats: Annotated[bool, _talk("--stats", help="Report token counts and speeds on stderr.")] = False,
-    temperature: Annotated[float | None, _sampling("--temp", "--temperature", help="Temperature; 0: greedy.")] = None,
-    top_k: Annotated[int | None, _sampling("--top-k", help="Keep the N likeliest tokens; 0: off.")] = None,
-    top_p: Annotated[float | None, _sampling("--top-p", help="Nucleus; 1: off.")] = None,
-    min_p: Annotated[
-        float | None, _sampling("--min-p", help="Least share of the likeliest token's probability; 0: off.")
-    ] = None,
-    repeat_penalty: Annotated[
-        float | None, _sampling("--repeat-penalty", help="Divide repeated tokens' logits; 1: off.")
-    ] = None,
-    repeat_last_n: Annotated[
-        int | None, _sampling("--repeat-last-n", help="Tokens the penalties look back; 0: off, -1: all.")
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, _sampling("--presence-penalty", help="Subtract once for a token seen; 0: off.")
-    ] = None,
-    frequency_penalty: Annotated[float | None, _sampling("--frequency-penalty", help="Subtract per time seen; 0: off.")] = None,
-    seed: Annotated[int | None, _sampling("-s", "--seed", help="Makes answers repeatable; -1: a new one each time.")] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Never end an answer by itself.", rich_help_panel=opt.SAMPLING)
-    ] = False,
+    temperature: flags.Temperature = None,
+    top_k: flags.TopK = None,
+    top_p: flags.TopP = None,
+    min_p: flags.MinP = None,
+    repeat_penalty: flags.RepeatPenalty = None,
+    repeat_last_n: flags.RepeatLastN = None,
+    presence_penalty: flags.PresencePenalty = None,
+    frequency_penalty: flags.FrequencyPenalty = None,
+    seed: flags.Seed = None,
+    ignore_eos: flags.IgnoreEos = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Chat with a model, or get one answer.
@@ -112,20 +92,18 @@ def chat(
     interactive = prompt is None and sys.stdin is not None and sys.stdin.isatty()
     if not interactive and not text.strip():
         raise opt.UsageError("the prompt is empty")
-    sampling = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repeat_penalty": repeat_penalty,
-        "repeat_last_n": repeat_last_n,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "seed": seed,
-        "ignore_eos": ignore_eos or None,
-    }
-    options: dict[str, Any] = {key: value for key, value in sampling.items() if value is not None}
-    SamplingParams(**options)  # refuses bad values before a model is downloaded and loaded
+    options = flags.sampling_options(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        repeat_last_n=repeat_last_n,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        ignore_eos=ignore_eos or None,
+    )
     options |= {"max_tokens": None if predict < 0 else predict, "stop": reverse or (), "reasoning_budget": max(thought, -1)}
     options |= _constraint(schema, grammar)
 

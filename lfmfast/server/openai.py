@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lfmfast.messages import assistant_message
 from lfmfast.params import SamplingParams
 from lfmfast.server import completion, shapes
 from lfmfast.server.body import json_response, read_object
@@ -98,7 +97,7 @@ def _chat_choice(reply: _Reply, i: int, answer: Completion) -> dict[str, Any]:
     choice = {
         "finish_reason": shapes.finish_reason(answer.finish_reason),
         "index": i,
-        "message": _message(answer),
+        "message": shapes.reply_message(answer),
     }
     if answer.logprobs is not None:
         content = shapes.token_logprobs(reply.model, answer.logprobs, reply.generation.n_probs)
@@ -140,15 +139,6 @@ def _chat_frames(reply: _Reply, verbose: completion.Final | None) -> Frames:
                 n_open -= 1
                 frames.append(_chat_end(reply, i, item[-1], n_open == 0, verbose))
     return b"".join((*frames, DONE))
-
-
-def _message(answer: Completion) -> dict[str, Any]:
-    message = assistant_message(answer.text, answer.reasoning, answer.tool_calls)
-    if answer.tool_calls and not answer.text:
-        message["content"] = None
-    if answer.unread_calls:
-        message["unread_tool_calls"] = list(answer.unread_calls)  # what was written as calls, and stands in the content
-    return message
 
 
 def _deltas(piece: Piece) -> list[dict[str, Any]]:
