@@ -1,0 +1,164 @@
+// Puts the kernels into ggml's CPU backend, as a type of buffer for weights: a model's loader offers it every weight that a
+// supported operation reads, before ggml's own repacking. Nothing of ggml is changed.
+#include "kernels/matmul.h"
+#include "kernels/pack.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-cpu.h"
+#include "traits.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#ifdef LFMFAST_BACKEND_DL
+extern "C" int ggml_backend_score(void);
+#endif
+
+namespace lfmfast::kernels {
+
+namespace {
+
+ggml_backend_buffer_type_t buffer_type();
+
+// Of a tensor in our buffers: its type's operations.
+class traits : public ggml::cpu::tensor_traits {
+public:
+    explicit traits(weight_type type) : weights{active(), type} {}
+
+    bool work_size(int, const ggml_tensor * op, size_t & size) override {
+        size = work_bytes(op);
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        op->op == GGML_OP_MUL_MAT ? mul_mat(weights, params, op) : mul_mat_id(weights, params, op);
+        return true;
+    }
+
+    const packed_weights weights;
+};
+
+traits * traits_of(const ggml_tensor * tensor) {
+    static traits q4_0(weight_type::q4_0), q8_0(weight_type::q8_0), q4_k(weight_type::q4_k), q5_k(weight_type::q5_k),
+        q6_k(weight_type::q6_k);
+    if (tensor->view_src || tensor->ne[3] != 1 || !ggml_is_contiguous(tensor)) return nullptr;
+    switch (tensor->type) {
+        case GGML_TYPE_Q4_0: return &q4_0;
+        case GGML_TYPE_Q8_0: return &q8_0;
+        case GGML_TYPE_Q4_K: return &q4_k;
+        case GGML_TYPE_Q5_K: return &q5_k;
+        case GGML_TYPE_Q6_K: return &q6_k;
+        default: return nullptr;
+    }
+}
+
+class extra_buffer_type : public ggml::cpu::extra_buffer_type {
+public:
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
+        const ggml_tensor * weights = op->src[0], * rows = op->src[1];
+        const bool known = op->op == GGML_OP_MUL_MAT ? weights->ne[2] == 1 : op->op == GGML_OP_MUL_MAT_ID;
+        return known && weights->buffer && weights->buffer->buft == buffer_type() && traits_of(weights) &&
+               rows->type == GGML_TYPE_F32 && rows->nb[0] == sizeof(float) && op->type == GGML_TYPE_F32 &&
+               (!rows->buffer || ggml_backend_buft_is_host(rows->buffer->buft));
+    }
+
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        const bool ours = (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && op->src[0]->buffer &&
+                          op->src[0]->buffer->buft == buffer_type();
+        return ours ? static_cast<ggml::cpu::tensor_traits *>(op->src[0]->extra) : nullptr;
+    }
+};
+
+// Calls step(panel, first row, number of rows) for each panel of a tensor.
+template <class Step> void each_panel(const ggml_tensor * tensor, Step step) {
+    const weight_type type       = traits_of(tensor)->weights.type;
+    const size_t      panel_size = panel_bytes(type, tensor->ne[0]);
+    auto *            panel      = static_cast<uint8_t *>(tensor->data);
+    for (int64_t matrix = 0; matrix < tensor->ne[2]; ++matrix) {
+        for (int64_t row = 0; row < tensor->ne[1]; row += panel_rows, panel += panel_size) {
+            const int64_t left = tensor->ne[1] - row;
+            step(type, panel, (matrix * tensor->ne[1] + row) * tensor->nb[1], static_cast<int>(left < panel_rows ? left : panel_rows));
+        }
+    }
+}
+
+ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor * tensor) {
+    tensor->extra = static_cast<ggml::cpu::tensor_traits *>(traits_of(tensor));
+    return GGML_STATUS_SUCCESS;
+}
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
+    each_panel(tensor, [&](weight_type type, uint8_t * panel, size_t at, int n_rows) {
+        pack_panel(type, tensor->ne[0], static_cast<const uint8_t *>(data) + at, n_rows, panel);
+    });
+}
+
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    std::vector<uint8_t> rows(ggml_nbytes(tensor));
+    each_panel(tensor, [&](weight_type type, const uint8_t * panel, size_t at, int n_rows) {
+        unpack_panel(type, tensor->ne[0], panel, n_rows, rows.data() + at);
+    });
+    memcpy(data, rows.data() + offset, size);
+}
+
+const char * get_name(ggml_backend_buffer_type_t) {
+    static const std::string name = std::string("LFMFAST_") + active()->name;
+    return name.c_str();
+}
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    if (!buffer) return nullptr;
+    buffer->buft              = buft;
+    buffer->iface.init_tensor = init_tensor;
+    buffer->iface.set_tensor  = set_tensor;
+    buffer->iface.get_tensor  = get_tensor;
+    buffer->iface.cpy_tensor  = nullptr;
+    return buffer;
+}
+
+size_t get_alignment(ggml_backend_buffer_type_t) { return 64; }
+
+size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
+    const traits * t = traits_of(tensor);
+    if (!t) return ggml_nbytes(tensor);
+    const int64_t n_panels = (tensor->ne[1] + panel_rows - 1) / panel_rows * tensor->ne[2];
+    return static_cast<size_t>(n_panels) * panel_bytes(t->weights.type, tensor->ne[0]);
+}
+
+ggml_backend_buffer_type_t buffer_type() {
+    static ggml_backend_buffer_type type = [] {
+        ggml_backend_buffer_type t = {};
+        t.iface.get_name       = get_name;
+        t.iface.alloc_buffer   = alloc_buffer;
+        t.iface.get_alignment  = get_alignment;
+        t.iface.get_alloc_size = get_alloc_size;
+        t.device               = ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0);
+        t.context              = static_cast<ggml::cpu::extra_buffer_type *>(new extra_buffer_type());
+        return t;
+    }();
+    return &type;
+}
+
+// Whether the CPU can run the rest of this library: ggml also loads variants of its backend that it can't, to rate them.
+bool usable() {
+#ifdef LFMFAST_BACKEND_DL
+    return ggml_backend_score() != 0;
+#else
+    return true;
+#endif
+}
+
+// When the library is loaded: the backend copies the list at its first use.
+const bool registered = [] {
+    if (!active() || !usable()) return false;
+    auto & types = ggml_backend_cpu_get_extra_buffer_types();
+    types.insert(types.begin(), buffer_type());
+    return true;
+}();
+
+}  // namespace
+
+}  // namespace lfmfast::kernels
