@@ -5,12 +5,12 @@
 
 // Matrix products of quantised weights with rows of float32, on packed weights. No llama.h, no ggml.
 //
-// Weights are packed in panels of 16 rows (pack.h). A product walks along K in blocks of 256: it unpacks a panel's block to
+// Weights are packed in panels of 32 rows (pack.h). A product walks along K in blocks of 256: it unpacks a panel's block to
 // bytes in the L1 cache, and multiplies it with a tile of rows, themselves quantised to 8 bits (act_block). The arithmetic of
 // one (weight row, row) pair is the same whatever else is in the call.
 namespace lfmfast::kernels {
 
-constexpr int panel_rows = 16;
+constexpr int panel_rows = 32;
 constexpr int block_k    = 256;
 
 enum class weight_type { q4_0, q8_0, q4_k, q5_k, q6_k };
@@ -19,7 +19,7 @@ enum class weight_type { q4_0, q8_0, q4_k, q5_k, q6_k };
 struct alignas(64) act_block {
     int8_t  q[block_k];
     float   d[8];     // a scale for each 32 values (q4_0, q8_0); for all 256 in d[0] (K types)
-    int32_t sum[16];  // of q: what `sums` says
+    int32_t sum[16];  // of q, as a kernel needs them (product.h)
     int32_t unused[8];
 };
 static_assert(sizeof(act_block) == 384);

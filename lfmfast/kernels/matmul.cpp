@@ -11,8 +11,7 @@ namespace lfmfast::kernels {
 
 namespace {
 
-constexpr int64_t tile_rows     = 8;
-constexpr int64_t max_task_rows = 128;  // of K = 8192 quantised: 1.5 MB, in the L2 cache of a core
+constexpr int64_t max_task_rows = 132;  // 22 tiles; of K = 8192 quantised: 1.6 MB, in the L2 cache of a core
 constexpr int64_t max_panels    = 16;   // of one chunk of work
 
 // A run of quantised rows that meet the same weights.
@@ -23,8 +22,6 @@ struct task {
 };
 
 int64_t n_blocks(const ggml_tensor * weights) { return (weights->ne[0] + block_k - 1) / block_k; }
-
-int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 char * row_at(const ggml_tensor * t, int64_t row) {
     const int64_t i1 = row % t->ne[1], i2 = row / t->ne[1] % t->ne[2], i3 = row / (t->ne[1] * t->ne[2]);
@@ -96,9 +93,14 @@ private:
         alignas(64) float out[max_task_rows][panel_rows];
         const auto * panel = static_cast<const uint8_t *>(dst->src[0]->data) + (t.matrix * n_panels + p) * panel_size;
         weights.kernels->panel_product(weights.type, panel, k, acts + t.first, n_rows, t.n, out);
-        const size_t n = static_cast<size_t>(std::min<int64_t>(panel_rows, m - p * panel_rows));
+        const int64_t n = std::min<int64_t>(panel_rows, m - p * panel_rows);
         for (int32_t i = 0; i < t.n; ++i) {
-            memcpy(dst_row(t.first + i) + p * panel_rows * sizeof(float), out[i], n * sizeof(float));
+            char * to = dst_row(t.first + i) + p * sizeof(out[i]);
+            if (n == panel_rows) {
+                memcpy(to, out[i], sizeof(out[i]));  // of a size that the compiler knows
+            } else {
+                memcpy(to, out[i], static_cast<size_t>(n) * sizeof(float));
+            }
         }
     }
 
@@ -136,7 +138,9 @@ void plan_experts(const ggml_tensor * dst, const work & w) {
 
 }  // namespace
 
-size_t work_bytes(const ggml_tensor * dst) { return work::bytes(dst); }
+size_t work_bytes(const ggml_tensor * dst, int n_threads) {
+    return dst->op == GGML_OP_GET_ROWS ? n_threads * dst->src[0]->nb[1] : work::bytes(dst);
+}
 
 void mul_mat(const packed_weights & weights, const ggml_compute_params * params, ggml_tensor * dst) {
     const work          w(params, dst);
@@ -144,7 +148,7 @@ void mul_mat(const packed_weights & weights, const ggml_compute_params * params,
     const ggml_tensor * rows = dst->src[1];
     p.quantize_rows(w.acts, [&](int64_t row) { return row_at(rows, row); });
     const int64_t n_rows = ggml_nrows(dst), n_tasks = (n_rows + max_task_rows - 1) / max_task_rows;
-    const int64_t each   = round_up((n_rows + n_tasks - 1) / n_tasks, tile_rows);
+    const int64_t each   = (n_rows + n_tasks - 1) / n_tasks;
     const auto    task_at = [&](int64_t i) {
         return task{0, static_cast<int32_t>(i * each), static_cast<int32_t>(std::min(each, n_rows - i * each))};
     };
@@ -166,6 +170,23 @@ void mul_mat_id(const packed_weights & weights, const ggml_compute_params * para
         const int64_t pair = w.pairs[row];
         return static_cast<char *>(dst->data) + pair % n_used * dst->nb[1] + pair / n_used * dst->nb[2];
     });
+}
+
+// The GGUF row again, dequantised by ggml: the same numbers as from weights that are not packed.
+void get_rows(const packed_weights & weights, const ggml_compute_params * params, ggml_tensor * dst) {
+    const ggml_tensor * matrix     = dst->src[0];
+    const ggml_tensor * ids        = dst->src[1];
+    const size_t        panel_size = panel_bytes(weights.type, matrix->ne[0]);
+    GGML_ASSERT(params->wsize >= params->nth * matrix->nb[1]);
+    auto * gguf_row = static_cast<uint8_t *>(params->wdata) + params->ith * matrix->nb[1];
+    for (int64_t i = params->ith; i < ids->ne[0]; i += params->nth) {
+        const int32_t row = *reinterpret_cast<const int32_t *>(static_cast<const char *>(ids->data) + i * ids->nb[0]);
+        GGML_ASSERT(row >= 0 && row < matrix->ne[1]);
+        const auto * panel = static_cast<const uint8_t *>(matrix->data) + row / panel_rows * panel_size;
+        unpack_rows(weights.type, matrix->ne[0], panel, row % panel_rows, 1, gguf_row);
+        auto * to = reinterpret_cast<float *>(static_cast<char *>(dst->data) + i * dst->nb[1]);
+        ggml_get_type_traits(matrix->type)->to_float(gguf_row, to, matrix->ne[0]);
+    }
 }
 
 }  // namespace lfmfast::kernels

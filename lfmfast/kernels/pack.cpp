@@ -55,7 +55,7 @@ void pack_panel(weight_type type, int64_t k, const uint8_t * rows, int n_rows, u
     }
 }
 
-void unpack_panel(weight_type type, int64_t k, const uint8_t * panel, int n_rows, uint8_t * rows) {
+void unpack_rows(weight_type type, int64_t k, const uint8_t * panel, int first, int n_rows, uint8_t * rows) {
     const panel_view view(type, k);
     for (int64_t b = 0; b < view.n_blocks; ++b) {
         uint8_t *       to   = rows + b * view.block.n_bytes;
@@ -63,9 +63,9 @@ void unpack_panel(weight_type type, int64_t k, const uint8_t * panel, int n_rows
         for (int r = 0; r < n_rows; ++r) {
             uint8_t * block = to + r * view.row_bytes();
             for (int w = 0; w < view.block.n_words; ++w) {
-                memcpy(block + view.block.words_at + w * 4, from + (w * panel_rows + r) * 4, 4);
+                memcpy(block + view.block.words_at + w * 4, from + (w * panel_rows + first + r) * 4, 4);
             }
-            if (view.block.scale_at >= 0) memcpy(block + view.block.scale_at, panel + view.scale_offset(b) + r * 2, 2);
+            if (view.block.scale_at >= 0) memcpy(block + view.block.scale_at, panel + view.scale_offset(b) + (first + r) * 2, 2);
         }
     }
 }

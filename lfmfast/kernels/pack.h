@@ -2,9 +2,9 @@
 
 #include "kernels/kernels.h"
 
-// Packed weights: 16 rows of one matrix, interleaved. A block of a GGUF row is some 32-bit words, and for some types a 16-bit
-// scale. In a panel, word w of the 16 rows lies together in 64 bytes, and the scales follow behind all words. So packing only
-// moves data, can be undone, and takes no more memory, up to padding: rows to a multiple of 16, a panel to one of 64 bytes.
+// Packed weights: 32 rows of one matrix, interleaved. A block of a GGUF row is some 32-bit words, and for some types a 16-bit
+// scale. In a panel, word w of the 32 rows lies together in 128 bytes, and the scales follow behind all words. So packing only
+// moves data, can be undone, and takes no more memory, up to padding: rows to a multiple of 32, a panel to one of 64 bytes.
 namespace lfmfast::kernels {
 
 struct block_layout {
@@ -20,10 +20,10 @@ const block_layout & layout(weight_type type);
 // Bytes of a panel of rows of `k` values, a multiple of the type's n_values.
 size_t panel_bytes(weight_type type, int64_t k);
 
-// Packs `n_rows` <= 16 consecutive GGUF rows; missing ones become zeros.
+// Packs `n_rows` <= 32 consecutive GGUF rows; missing ones become zeros.
 void pack_panel(weight_type type, int64_t k, const uint8_t * rows, int n_rows, uint8_t * panel);
 
-// The GGUF rows of a panel again.
-void unpack_panel(weight_type type, int64_t k, const uint8_t * panel, int n_rows, uint8_t * rows);
+// GGUF rows of a panel again: `n_rows` of them from `first`.
+void unpack_rows(weight_type type, int64_t k, const uint8_t * panel, int first, int n_rows, uint8_t * rows);
 
 }  // namespace lfmfast::kernels

@@ -80,12 +80,18 @@ template <class V> struct unpacker {
     using ints   = typename V::ints;
     using floats = typename V::floats;
 
-    const uint8_t * words;   // of the block: 64 bytes each
-    const uint8_t * scales;  // 16-bit ones, 32 bytes each
+    const uint8_t * words;   // of the block, of all rows each
+    const uint8_t * scales;  // 16-bit ones, the same
     weights &       out;
     int             at;
+    int             ahead;   // bytes of a block
 
-    ints word(int i) const { return V::load(words + i * 64 + at * 4); }
+    // Has the same word of a later block brought to the L2 cache: while a block is multiplied, nothing reads memory.
+    ints word(int i) const {
+        const uint8_t * p = words + i * panel_rows * 4 + at * 4;
+        if (at * 4 % 64 == 0) __builtin_prefetch(p + 2 * ahead, 0, 2);
+        return V::load(p);
+    }
     void put(int group, ints x) const { V::store(out.q[group] + at * 4, x); }
     void put_scale(int b, floats x) const { V::store(out.scale[b] + at, x); }
 
@@ -97,7 +103,7 @@ template <class V> struct unpacker {
                 put(b * 8 + i, V::bit_and(x, mask));
                 put(b * 8 + 4 + i, V::bit_and(V::template shift_right<4>(x), mask));
             }
-            put_scale(b, V::halves(scales + b * 32 + at * 2));
+            put_scale(b, V::halves(scales + b * panel_rows * 2 + at * 2));
         }
     }
 
@@ -105,7 +111,7 @@ template <class V> struct unpacker {
         const ints flip = V::splat(V::q8_offset == 0 ? 0 : static_cast<int32_t>(0x80808080));
         for (int b = 0; b < n_sub; ++b) {
             for (int i = 0; i < 8; ++i) put(b * 8 + i, V::bit_xor(word(b * 8 + i), flip));
-            put_scale(b, V::halves(scales + b * 32 + at * 2));
+            put_scale(b, V::halves(scales + b * panel_rows * 2 + at * 2));
         }
     }
 
@@ -209,57 +215,92 @@ inline int32_t four(const int8_t * q) {
     return x;
 }
 
-// out[t] += the products of a block of weights with T rows, in the lanes from `at`.
+// out[t] += the products of a block of weights with T rows, in V::wide vectors of lanes from `at`.
 template <class V, weight_type Type, int T>
 void tile(const weights & w, int n_sub, int at, const act_block * a, float (*out)[panel_rows]) {
     using traits = type_traits<Type>;
     using ints   = typename V::ints;
     using floats = typename V::floats;
-    constexpr int run = V::template run<traits::bits>() < traits::groups ? V::template run<traits::bits>() : traits::groups;
-    floats acc[T];
-    for (int t = 0; t < T; ++t) acc[t] = traits::k_type ? V::zero_floats() : V::load(out[t] + at);
+    constexpr int wide = V::wide, lanes = V::lanes, groups = traits::groups;
+    constexpr int run = V::template run<traits::bits>() < groups ? V::template run<traits::bits>() : groups;
+    floats acc[T][wide];
+    for (int t = 0; t < T; ++t) {
+        for (int v = 0; v < wide; ++v) acc[t][v] = traits::k_type ? V::zero_floats() : V::load(out[t] + at + v * lanes);
+    }
     for (int b = 0; b < n_sub; ++b) {
-        const floats scale = V::load(w.scale[b] + at);
-        ints         sum[T];
-        for (int t = 0; t < T; ++t) sum[t] = has_min(Type) ? V::zero() : V::splat(a[t].sum[b]);
-        for (int first = 0; first < traits::groups; first += run) {
-            ints part[T];
-            for (int t = 0; t < T; ++t) part[t] = V::start(sum[t]);
-            for (int g = first; g < first + run; ++g) {
-                const ints x = V::load(w.q[b * traits::groups + g] + at * 4);
+        ints sum[T][wide];
+        for (int t = 0; t < T; ++t) {
+            for (int v = 0; v < wide; ++v) sum[t][v] = has_min(Type) ? V::zero() : V::splat(a[t].sum[b]);
+        }
+        for (int first = 0; first < groups; first += run) {
+            ints part[T][wide];
+            for (int t = 0; t < T; ++t) {
+                for (int v = 0; v < wide; ++v) part[t][v] = V::start(sum[t][v]);
+            }
+            for (int g = b * groups + first; g < b * groups + first + run; ++g) {
+                ints x[wide];
+                for (int v = 0; v < wide; ++v) x[v] = V::load(w.q[g] + (at + v * lanes) * 4);
                 for (int t = 0; t < T; ++t) {
-                    part[t] = V::template step<traits::bits>(part[t], x, V::splat(four(a[t].q + (b * traits::groups + g) * 4)));
+                    const ints y = V::splat(four(a[t].q + g * 4));
+                    for (int v = 0; v < wide; ++v) part[t][v] = V::template step<traits::bits>(part[t][v], x[v], y);
                 }
             }
-            for (int t = 0; t < T; ++t) sum[t] = V::finish(sum[t], part[t]);
+            for (int t = 0; t < T; ++t) {
+                for (int v = 0; v < wide; ++v) sum[t][v] = V::finish(sum[t][v], part[t][v]);
+            }
+        }
+        for (int v = 0; v < wide; ++v) {
+            const floats scale = V::load(w.scale[b] + at + v * lanes);
+            for (int t = 0; t < T; ++t) {
+                const floats factor = traits::k_type ? scale : V::mul(scale, V::splat(a[t].d[b]));
+                acc[t][v] = V::mul_add(V::to_floats(sum[t][v]), factor, acc[t][v]);
+            }
+        }
+    }
+    for (int v = 0; v < wide; ++v) {
+        const int lane = at + v * lanes;
+        if constexpr (has_min(Type)) {
+            ints sum[T];
+            for (int t = 0; t < T; ++t) sum[t] = V::zero();
+            for (int i = 0; i < 4; ++i) {
+                const ints min = V::load(w.min[i] + lane * 2);
+                for (int t = 0; t < T; ++t) sum[t] = V::dot_pairs(sum[t], min, V::splat(a[t].sum[i]));
+            }
+            const floats scale = V::load(w.min_scale + lane);
+            for (int t = 0; t < T; ++t) acc[t][v] = V::mul_sub_from(V::to_floats(sum[t]), scale, acc[t][v]);
         }
         for (int t = 0; t < T; ++t) {
-            acc[t] = V::mul_add(V::to_floats(sum[t]), traits::k_type ? scale : V::mul(scale, V::splat(a[t].d[b])), acc[t]);
+            if constexpr (traits::k_type) acc[t][v] = V::mul_add(acc[t][v], V::splat(a[t].d[0]), V::load(out[t] + lane));
+            V::store(out[t] + lane, acc[t][v]);
         }
-    }
-    for (int t = 0; t < T; ++t) {
-        if constexpr (has_min(Type)) {
-            ints sum = V::zero();
-            for (int i = 0; i < 4; ++i) sum = V::dot_pairs(sum, V::load(w.min[i] + at * 2), V::splat(a[t].sum[i]));
-            acc[t] = V::mul_sub_from(V::to_floats(sum), V::load(w.min_scale + at), acc[t]);
-        }
-        if constexpr (traits::k_type) acc[t] = V::mul_add(acc[t], V::splat(a[t].d[0]), V::load(out[t] + at));
-        V::store(out[t] + at, acc[t]);
     }
 }
 
-// Tiles of T rows, and smaller ones for what is left.
 template <class V, weight_type Type, int T>
-void tiles(const weights & w, int n_sub, const act_block * a, int n, float (*out)[panel_rows]) {
-    for (; n >= T; n -= T, a += T, out += T) {
-        for (int at = 0; at < panel_rows; at += V::lanes) tile<V, Type, T>(w, n_sub, at, a, out);
+void tile_of(int size, const weights & w, int n_sub, const act_block * a, float (*out)[panel_rows]) {
+    if (size == T) {
+        for (int at = 0; at < panel_rows; at += V::wide * V::lanes) tile<V, Type, T>(w, n_sub, at, a, out);
+    } else if constexpr (T > 1) {
+        tile_of<V, Type, T - 1>(size, w, n_sub, a, out);
     }
-    if constexpr (T > 1) tiles<V, Type, T / 2>(w, n_sub, a, n, out);
 }
 
-template <class V, weight_type Type> void unpack(const uint8_t * words, const uint8_t * scales, int n_sub, weights & out) {
+// As few tiles as there can be, of nearly the same size.
+template <class V, weight_type Type>
+void tiles(const weights & w, int n_sub, const act_block * a, int n, float (*out)[panel_rows]) {
+    for (int left = (n + V::max_tile - 1) / V::max_tile; left > 0; --left) {
+        const int size = (n + left - 1) / left;
+        tile_of<V, Type, V::max_tile>(size, w, n_sub, a, out);
+        n -= size;
+        a += size;
+        out += size;
+    }
+}
+
+template <class V, weight_type Type>
+void unpack(const uint8_t * words, const uint8_t * scales, int word_bytes, int n_sub, weights & out) {
     for (int at = 0; at < panel_rows; at += V::lanes) {
-        const unpacker<V> u{words, scales, out, at};
+        const unpacker<V> u{words, scales, out, at, word_bytes};
         if constexpr (Type == weight_type::q4_0) u.q4_0(n_sub);
         if constexpr (Type == weight_type::q8_0) u.q8_0(n_sub);
         if constexpr (Type == weight_type::q4_k) u.q4_k();
@@ -271,12 +312,12 @@ template <class V, weight_type Type> void unpack(const uint8_t * words, const ui
 template <class V, weight_type Type>
 void product_of(const uint8_t * panel, int64_t k, const act_block * acts, int64_t stride, int n, float (*out)[panel_rows]) {
     // 256 values are one block of a K type, eight of the others
-    constexpr int word_bytes  = Type == weight_type::q4_0   ? 8 * 4 * 64
-                                : Type == weight_type::q8_0 ? 8 * 8 * 64
-                                : Type == weight_type::q4_k ? 36 * 64
-                                : Type == weight_type::q5_k ? 44 * 64
-                                                            : 52 * 64;
-    constexpr int scale_bytes = type_traits<Type>::k_type ? 32 : 8 * 32;
+    constexpr int n_words = Type == weight_type::q4_0   ? 8 * 4
+                                : Type == weight_type::q8_0 ? 8 * 8
+                                : Type == weight_type::q4_k ? 36
+                                : Type == weight_type::q5_k ? 44
+                                                            : 52;
+    constexpr int word_bytes = n_words * panel_rows * 4, scale_bytes = (type_traits<Type>::k_type ? 1 : 8) * panel_rows * 2;
     const uint8_t * words  = panel;
     const uint8_t * scales = panel + k * word_bytes / block_k;
     for (int i = 0; i < n; ++i) {
@@ -285,8 +326,8 @@ void product_of(const uint8_t * panel, int64_t k, const act_block * acts, int64_
     weights w;
     for (int64_t at = 0; at < k; at += block_k, words += word_bytes, scales += scale_bytes, acts += stride) {
         const int n_sub = (k - at < block_k ? static_cast<int>(k - at) : block_k) / (4 * type_traits<Type>::groups);
-        unpack<V, Type>(words, scales, n_sub, w);
-        tiles<V, Type, V::max_tile>(w, n_sub, acts, n, out);
+        unpack<V, Type>(words, scales, word_bytes, n_sub, w);
+        tiles<V, Type>(w, n_sub, acts, n, out);
     }
 }
 

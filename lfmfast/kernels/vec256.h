@@ -12,7 +12,8 @@ struct vec256 {
     using ints   = __m256i;
     using floats = __m256;
     static constexpr int lanes    = 8;
-    static constexpr int max_tile = 4;
+    static constexpr int max_tile = 2;
+    static constexpr int wide     = 2;
 
     static ints load(const void * p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
     static void store(void * p, ints x) { _mm256_storeu_si256(static_cast<__m256i *>(p), x); }

@@ -12,7 +12,8 @@ struct vec {
     using ints   = __m512i;
     using floats = __m512;
     static constexpr int lanes    = 16;
-    static constexpr int max_tile = 8;
+    static constexpr int max_tile = 6;
+    static constexpr int wide     = 2;
 
     static ints load(const void * p) { return _mm512_loadu_si512(p); }
     static void store(void * p, ints x) { _mm512_storeu_si512(p, x); }

@@ -218,8 +218,12 @@ void test_packing_can_be_undone(weight_type type) {
         const bytes   rows = random_rows(type, k, n_rows);
         bytes         panel(panel_bytes(type, k), 0xaa), again(rows.size());
         pack_panel(type, k, rows.data(), n_rows, panel.data());
-        unpack_panel(type, k, panel.data(), n_rows, again.data());
+        unpack_rows(type, k, panel.data(), 0, n_rows, again.data());
         CHECK(rows == again);
+        const bytes last(rows.end() - static_cast<std::ptrdiff_t>(rows.size() / n_rows), rows.end());
+        bytes       one(last.size());
+        unpack_rows(type, k, panel.data(), n_rows - 1, 1, one.data());
+        CHECK(last == one);
     }
 }
 
