@@ -17,13 +17,13 @@ ERRORS = """
     def logits(path, repack):
         model, rows = Model.load(path, repack=repack), []
         batch = Batch(64)
-        with Context(model, n_ctx=256, n_threads=2) as context:
+        with Context(model, n_ctx=256, n_threads=1) as context:
             for part, position in ((tokens[:64], 0), (tokens[64:69], 64), (tokens[69:70], 69)):  # a prefill, a few, one token
                 batch.clear()
                 batch.extend(part, position, output="all")
                 context.decode(batch)
                 rows.append(context.logits.copy())
-        with Context(model, n_ctx=1024, n_seq_max=4, n_threads=2) as context:  # several sequences in one pass
+        with Context(model, n_ctx=1024, n_seq_max=4, n_threads=1) as context:  # several sequences in one pass
             for n_each, position in ((16, 0), (1, 16)):
                 batch.clear()
                 for seq in range(4):
@@ -39,7 +39,7 @@ ERRORS = """
                       "packed": np.median(error(packed, exact))}))
 """
 
-# The same sequences alone and together, with one to three threads: how many different logits that gives.
+# The same sequences alone and together, with one thread and two: the largest difference of a logit.
 EXACT = """
     import sys
     import numpy as np
@@ -56,14 +56,13 @@ EXACT = """
                     for seq in group:
                         batch.extend(tokens[20 * seq + position:][:n_each], position, seq_id=seq)
                     context.decode(batch)
-                    for row, seq in zip(context.logits, group):
-                        out[seq, position] = row.copy()
+                    out |= {(seq, position): row for seq, row in zip(group, context.logits.copy())}
         return np.stack([out[key] for key in sorted(out)])
     alone = [[seq] for seq in range(n_seq)]
     first = logits(alone, 1)
-    others = [logits(groups, n_threads) for groups in (alone, [[0, 1, 2, 3, 4, 5, 6]], [[0, 1], [2, 3, 4, 5, 6]])
-              for n_threads in (1, 2, 3)]
-    print(sum(not np.array_equal(first, other) for other in others))
+    together = [[[0, 1, 2, 3, 4, 5, 6]], [[0, 1], [2, 3, 4, 5, 6]]]
+    others = [logits(alone, 2), *(logits(groups, 1) for groups in together)]
+    print(max(float(np.abs(first - other).max()) for other in others))
 """
 
 
@@ -73,10 +72,10 @@ def active(kernels: str) -> str:
     return child.run("import lfmfast; print(lfmfast.build_info()['kernels'])", LFMFAST_KERNELS=kernels).strip()
 
 
-@pytest.fixture(params=["0", "avx2", "avxvnni", "avx512vnni"])
+@pytest.fixture(params=["0", "avx2", "1"])
 def kernels(request):
-    """Each set of kernels that this machine has; "0" are ggml's own."""
-    if request.param != "0" and active(request.param) != request.param:
+    """Sets of kernels: ggml's own, ours for most machines, the best one here (tests/cpp/test_kernels.cpp has all of them)."""
+    if request.param != "0" and active(request.param) in ("none", "avx2" if request.param == "1" else "none"):
         pytest.skip("not on this machine")
     return request.param
 
@@ -113,7 +112,24 @@ def test_packed_weights_are_as_good_as_plain_ones(models, kernels, shape, quanti
 def test_a_sequence_has_the_same_logits_in_every_pass(models, kernels, shape, quantize):
     if kernels == "0":
         pytest.skip("not ggml's")
-    assert child.run(EXACT, models(shape, quantize)[0], LFMFAST_KERNELS=kernels) == "0\n"
+    difference = float(child.run(EXACT, models(shape, quantize)[0], LFMFAST_KERNELS=kernels))
+    # A MoE's router is F32 and ggml's, whose sums depend on the number of rows.
+    assert difference < 1e-4 if shape == "tiny-moe" else difference == 0
+
+
+def test_info_says_what_the_kernels_multiply(models):
+    script = """
+        import json, pathlib, sys
+        from lfmfast.cli.info import collect
+        print(json.dumps([collect(pathlib.Path(path), 512)["kernels"] for path in sys.argv[1:]]))
+    """
+    for kernels in (active(""), "0"):
+        quantized, full = json.loads(child.run(script, *models("tiny-wide", "Q4_K_M"), LFMFAST_KERNELS=kernels))
+        assert full["types"] == [] and full["share"] == 0
+        if kernels in ("0", "none"):
+            assert quantized == {"name": "none", "types": [], "share": 0}
+        else:
+            assert quantized["name"] == kernels and set(quantized["types"]) == {"q4_K", "q6_K"} and quantized["share"] > 0.98
 
 
 def test_kernels_can_be_switched_off_and_named():
