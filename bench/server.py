@@ -13,6 +13,7 @@ there are clients, and `/v1/chat/completions` is asked with LFM2.5's sampling, w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -48,9 +49,15 @@ def conversations(scenario: str, words: Words, rng: Random) -> list[Any]:
     return [[{"role": "user", "content": text(words, rng, N_PROMPT)}] for _ in range(n)]
 
 
-def cpu_times(pid: int) -> dict[int, float]:
-    """CPU seconds of each thread."""
-    return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
+def cpu_times(pid: int) -> dict[int, tuple[float, float]]:
+    """CPU seconds of each thread, on Linux to the nanosecond, and those of them in the system, in steps of 10 ms."""
+    times = {}
+    for thread in psutil.Process(pid).threads():
+        total, exact = thread.user_time + thread.system_time, Path(f"/proc/{pid}/task/{thread.id}/schedstat")
+        with contextlib.suppress(OSError):
+            total = int(exact.read_text().split()[0]) / 1e9
+        times[thread.id] = total, thread.system_time
+    return times
 
 
 def worker(args: argparse.Namespace) -> dict[str, Any]:
@@ -67,15 +74,19 @@ def worker(args: argparse.Namespace) -> dict[str, Any]:
             asked = asked[1:]
         before = cpu_times(side.pid)
         done = ask_all(side, asked, N_TOKENS)
-        spent = sorted((seconds - before.get(thread, 0.0) for thread, seconds in cpu_times(side.pid).items()), reverse=True)
+        after = cpu_times(side.pid)
+        gone = [before.get(thread, (0.0, 0.0)) for thread in after]
+        spent = sorted(((now[0] - then[0], now[1] - then[1]) for now, then in zip(after.values(), gone, strict=True)),
+                       reverse=True)  # fmt: skip
     except (sides.PeerError, OSError, ValueError) as error:
         raise SystemExit(f"{error!r}\n{side.fault()}") from error
     finally:
         side.close()
     n_generated = sum(r.n_generated for r in done)
     return {"rate": n_generated / wall(done), "wall_s": wall(done), "ttft_ms": [1e3 * r.first for r in done],
-            "processed": sum(r.n_processed for r in done), "other_us": 1e6 * sum(spent[1:]) / n_generated,
-            "all_us": 1e6 * sum(spent) / n_generated}  # fmt: skip
+            "processed": sum(r.n_processed for r in done), "other_us": 1e6 * sum(total for total, _ in spent[1:]) / n_generated,
+            "system_us": 1e6 * sum(system for _, system in spent[1:]) / n_generated,
+            "all_us": 1e6 * sum(total for total, _ in spent) / n_generated}  # fmt: skip
 
 
 def measure(side: str, scenario: str, asked: Any, model_file: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -111,8 +122,9 @@ def show(scenario: str, runs: Runs) -> list[Verdict]:
     if scenario == "cpu":
         print("c  8 clients, one thread computes: CPU time per streamed token, us (min / median / max)")
         for side in runs:
-            print(f"  {side:14} besides the thread that computes {report.spread(values(runs, side, 'other_us'))}; in all "
-                  f"{report.spread(values(runs, side, 'all_us'), 0)}")  # fmt: skip
+            system = statistics.mean(values(runs, side, "system_us"))
+            print(f"  {side:14} besides the thread that computes {report.spread(values(runs, side, 'other_us'))}, of it about "
+                  f"{system:.0f} in the system; in all {report.spread(values(runs, side, 'all_us'), 0)}")
         return [Verdict("the server's own work, us per token", middle(runs, side, "other_us"), 80, False)
                 for side in runs if side == "ours"]  # fmt: skip
     title = f"a  {scenario}, prompts of {N_PROMPT} tokens"

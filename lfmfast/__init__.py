@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         BusyError,
         CancelledError,
         ClosedError,
+        ConstraintError,
         ContextFullError,
         DeadlineError,
         DecodeError,
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
         SamplingError,
         StateError,
         TemplateError,
+        ToolRoundsError,
     )
+    from lfmfast.functions import tool_of
     from lfmfast.model import Model
     from lfmfast.params import SamplingParams
     from lfmfast.prefix import Prefix
+    from lfmfast.run_tools import tool_message
     from lfmfast.stream import Stream
+    from lfmfast.tool_calls import CallDelta, ToolCall
     from lfmfast.types import Completion, Piece, Timings, TokenLogprob, Usage
 
 # Where each public name lives. Imported at first use, so that `lfmfast --help` does not load the native engine.
@@ -46,14 +51,17 @@ _HOMES = {
     "lfmfast.aio": ("AsyncChat", "AsyncModel", "AsyncStream"),
     "lfmfast.chat": ("Chat",),
     "lfmfast.errors": (
-        "BusyError", "CancelledError", "ClosedError", "ContextFullError", "DeadlineError", "DecodeError", "ForkError",
-        "HubError", "LfmfastError", "ModelLoadError", "ParameterError", "QueueFullError", "SamplingError", "StateError",
-        "TemplateError",
+        "BusyError", "CancelledError", "ClosedError", "ConstraintError", "ContextFullError", "DeadlineError", "DecodeError",
+        "ForkError", "HubError", "LfmfastError", "ModelLoadError", "ParameterError", "QueueFullError", "SamplingError",
+        "StateError", "TemplateError", "ToolRoundsError",
     ),
+    "lfmfast.functions": ("tool_of",),
     "lfmfast.model": ("Model",),
     "lfmfast.params": ("SamplingParams",),
     "lfmfast.prefix": ("Prefix",),
+    "lfmfast.run_tools": ("tool_message",),
     "lfmfast.stream": ("Stream",),
+    "lfmfast.tool_calls": ("CallDelta", "ToolCall"),
     "lfmfast.types": ("Completion", "Piece", "Timings", "TokenLogprob", "Usage"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -63,10 +71,12 @@ __all__ = [
     "AsyncModel",
     "AsyncStream",
     "BusyError",
+    "CallDelta",
     "CancelledError",
     "Chat",
     "ClosedError",
     "Completion",
+    "ConstraintError",
     "ContextFullError",
     "DeadlineError",
     "DecodeError",
@@ -87,9 +97,13 @@ __all__ = [
     "TemplateError",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
+    "ToolRoundsError",
     "Usage",
     "__version__",
     "build_info",
+    "tool_message",
+    "tool_of",
 ]
 
 

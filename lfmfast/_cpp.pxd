@@ -85,6 +85,9 @@ cdef extern from "engine/model.h" namespace "lfmfast" nogil:
         vector[gguf_value] metadata
         vector[gguf_tensor] tensors
 
+    vector[string] named_templates() except +raise_error
+    string render_named_template(
+        const string & name, const vector[pair[string, string]] & messages, bool add_generation_prompt) except +raise_error
     gguf_header cpp_read_gguf "lfmfast::read_gguf"(const string & path, uint64_t max_elements) except +raise_error
     vector[pair[string, string]] cpp_build_info "lfmfast::build_info"() except +raise_error
 
@@ -145,6 +148,50 @@ cdef extern from "engine/mailbox.h" namespace "lfmfast" nogil:
         void close() except +raise_error
 
 
+cdef extern from "engine/guide.h" namespace "lfmfast" nogil:
+    cdef cppclass token_filter:
+        pass
+
+    cdef enum class channel(uint8_t):
+        content
+        thought
+        call
+        marker
+
+    cdef cppclass reply_format:
+        int32_t thought_open
+        int32_t thought_close
+        int32_t call_open
+        int32_t call_close
+        bool in_thought
+
+    cdef cppclass guide_params:
+        reply_format format
+        int64_t thought_tokens
+        vector[int32_t] thought_end
+        shared_ptr[token_filter] constraint
+        bool lazy
+        bool single_call
+
+
+cdef extern from "engine/grammar.h" namespace "lfmfast" nogil:
+    cdef cppclass llg_api:
+        llg_api()
+
+    cdef cppclass grammar_vocabulary:
+        pass
+
+    cdef cppclass grammar:
+        pass
+
+    shared_ptr[const grammar_vocabulary] make_grammar_vocabulary(
+        const llg_api & api, const vector[string] & data, const vector[bool] & control, const vector[int32_t] & ends
+    ) except +raise_error
+    shared_ptr[grammar] make_grammar(
+        const shared_ptr[const grammar_vocabulary] & vocab, const string & kind, const string & text) except +raise_error
+    shared_ptr[token_filter] copy_grammar(const shared_ptr[grammar] & grammar) except +raise_error
+
+
 cdef extern from "engine/stream.h" namespace "lfmfast" nogil:
     cdef cppclass request:
         request()
@@ -159,6 +206,7 @@ cdef extern from "engine/stream.h" namespace "lfmfast" nogil:
         int32_t priority
         int64_t max_prompt_ms
         int64_t max_predict_ms
+        guide_params guide
         shared_ptr[mailbox] inbox
         uint64_t inbox_id
 
@@ -169,6 +217,7 @@ cdef extern from "engine/stream.h" namespace "lfmfast" nogil:
 
     cdef cppclass piece:
         string text
+        channel kind
         vector[token_info] tokens
         int64_t ready_us
 

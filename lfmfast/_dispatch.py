@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import itertools
 import os
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lfmfast._engine import Mailbox
@@ -25,6 +24,7 @@ from lfmfast.types import Piece
 
 if TYPE_CHECKING:
     from lfmfast._engine import Stream as NativeStream
+    from lfmfast._request import Asked
     from lfmfast.chat import Chat
     from lfmfast.model import Model
 
@@ -78,8 +78,10 @@ class Dispatcher:
 
     def _readable(self, _token: object) -> None:
         if self._fds is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._fds[0], 4096)
+            try:  # noqa: SIM105  (contextlib takes longer than all the rest)
+                os.read(self._fds[0], 256)
+            except BlockingIOError:
+                pass
         self._deliver(self.mailbox.wait(0) or ())
 
     def _pump(self) -> None:
@@ -188,6 +190,7 @@ class Request:
         self.over = False  # nothing more comes
         self.stopping = False
         self.wanted = True  # there is somebody to read pieces
+        self.listener: Callable[[], object] | None = None  # called in the loop at news, besides who waits in `changed`
         self._model = model
         self._make = make
         self._long = long
@@ -264,10 +267,11 @@ class Request:
             if not self.over:  # else it is dropped, which cancels it
                 self._run(native)
 
-    def _submit(self, tokens: Sequence[int], *, on_end: Callable[[Answer], None] | None = None, **options: Any) -> NativeStream:
-        self.n_prompt = len(tokens)
-        native = self._model._native_stream(tokens, mailbox=self._dispatcher.mailbox, mailbox_id=self._id, **options)
-        self.answer.on_end, self._has_turn = on_end, False
+    def _submit(self, asked: Asked, **options: Any) -> NativeStream:
+        self.n_prompt = len(asked.tokens)
+        native = self._model._native_stream(asked, self.answer, mailbox=self._dispatcher.mailbox, mailbox_id=self._id,
+                                            **options)  # fmt: skip
+        self._has_turn = False
         return native
 
     def _run(self, native: NativeStream) -> None:
@@ -285,18 +289,19 @@ class Request:
         try:
             # Until it is empty: the error of a request comes after its last piece, and the news of both may be one.
             while not native.done and ((items := native.poll()) or native.done):
-                self._show(self.answer.take(native, items))
+                pieces = self.answer.take(native, items)
+                if self.wanted:
+                    self.unread += pieces
         except Exception as error:
             self.end(error)
             return
         if native.done:
             self.end()
-        else:
+            return
+        if self._waiters:
             self._wake()
-
-    def _show(self, pieces: Iterable[Piece]) -> None:
-        if self.wanted:
-            self.unread.extend(pieces)
+        if self.listener is not None:
+            self.listener()
 
     def end(self, error: Exception | None = None) -> None:
         with self._lock:
@@ -305,6 +310,8 @@ class Request:
             self.over, self.error, in_thread = True, error, self._in_thread
         self._dispatcher.requests.pop(self._id, None)
         self._wake()
+        if self.listener is not None and self._dispatcher.loop() is not None:
+            self.listener()
         if not in_thread:
             self._finish()
 
@@ -340,7 +347,9 @@ class Request:
         if self.native is not None:
             self.native.cancel()
         elif not self._is_begun:  # it waits for its turn
-            self._show([self.answer.end_unbegun()])
+            end = self.answer.end_unbegun()
+            if self.wanted:
+                self.unread.append(end)
             self.end()
 
     def drop(self) -> None:
@@ -357,4 +366,5 @@ class Request:
         last = pieces[-1]
         logprobs = None if last.logprobs is None else tuple(itertools.chain.from_iterable(p.logprobs or () for p in pieces))
         return Piece("".join(p.text for p in pieces), tuple(itertools.chain.from_iterable(p.tokens for p in pieces)), logprobs,
-                     last.finish_reason, last.usage, last.timings)  # fmt: skip
+                     last.finish_reason, last.usage, last.timings, "".join(p.reasoning for p in pieces),
+                     tuple(itertools.chain.from_iterable(p.tool_calls for p in pieces)))  # fmt: skip

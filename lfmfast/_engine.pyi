@@ -1,10 +1,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lfmfast._grammar import Grammar
 from lfmfast._model import Model
 from lfmfast.params import SamplingParams
 
-_Item = tuple[bytes, tuple[int, ...], tuple[tuple[float, tuple[tuple[int, float], ...]], ...] | None, int]
+_Item = tuple[bytes, tuple[int, ...], tuple[tuple[float, tuple[tuple[int, float], ...]], ...] | None, int, int]
 
 class Stream:
     done: bool
@@ -70,6 +71,13 @@ class Engine:
         priority: int = 0,
         max_prompt_ms: int = -1,
         max_predict_ms: int = -1,
+        markers: Sequence[int] | None = None,
+        in_thought: bool = False,
+        thought_tokens: int = -1,
+        thought_end: Sequence[int] = (),
+        grammar: Grammar | None = None,
+        lazy: bool = False,
+        single_call: bool = False,
         mailbox: Mailbox | None = None,
         mailbox_id: int = 0,
     ) -> Stream: ...

@@ -10,6 +10,7 @@ from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
 from lfmfast cimport _cpp as cpp
+from lfmfast._grammar cimport Grammar
 from lfmfast._model cimport Model, check_pid, to_utf8
 from lfmfast._sampler cimport fill_params
 
@@ -31,9 +32,9 @@ cdef class Stream:
 
         Returns
         -------
-        list of (bytes, tuple of int, tuple or None, int)
-            Text, its tokens, per token (logprob, ((token, logprob), ...)) if that was asked for, and when the engine handed
-            it over (microseconds of the monotonic clock).
+        list of (bytes, tuple of int, tuple or None, int, int)
+            Text, its tokens, per token (logprob, ((token, logprob), ...)) if that was asked for, what it belongs to
+            (`lfmfast.reply.CONTENT`, ...), and when the engine handed it over (microseconds of the monotonic clock).
         """
         check_pid(self._pid, "stream")
         cdef vector[cpp.piece] pieces
@@ -62,7 +63,7 @@ cdef class Stream:
             if self._logprobs:
                 logprobs = tuple([(p.tokens[j].logprob, tuple([(t.token, t.logprob) for t in p.tokens[j].top]))
                                   for j in range(p.tokens.size())])
-            out.append((<bytes>p.text, tokens, logprobs, p.ready_us))
+            out.append((<bytes>p.text, tokens, logprobs, <int>p.kind, p.ready_us))
         return out
 
     cdef cpp.stream * made(self) except NULL:
@@ -206,7 +207,8 @@ cdef class Engine:
 
     def submit(self, prompt, sampling, *, suppress=(), int64_t max_tokens=-1, stop=(), int64_t n_logprobs=-1,
                bint cache_prompt=True, bint pin=False, int64_t cache_reuse=0, int32_t priority=0, int64_t max_prompt_ms=-1,
-               int64_t max_predict_ms=-1, Mailbox mailbox=None, uint64_t mailbox_id=0):
+               int64_t max_predict_ms=-1, markers=None, bint in_thought=False, int64_t thought_tokens=-1, thought_end=(),
+               Grammar grammar=None, bint lazy=False, bint single_call=False, Mailbox mailbox=None, uint64_t mailbox_id=0):
         """Queue a request.
 
         Parameters
@@ -233,6 +235,20 @@ cdef class Engine:
             Higher ones leave the queue first.
         max_prompt_ms, max_predict_ms : int
             Milliseconds from here to the first token (DeadlineError) and from there on (finish reason "length"); -1: no limit.
+        markers : tuple of four int, optional
+            The tokens that open and close a thought and a call, -1 for one that counts as text. The reply is divided by them.
+        in_thought : bool
+            The prompt ends inside a thought.
+        thought_tokens : int
+            A thought is ended after so many tokens; -1: never.
+        thought_end : sequence of int
+            How it is ended then: the closing token, others before it. By default that alone.
+        grammar : Grammar, optional
+            What the answer has to be; thoughts are free.
+        lazy : bool
+            The grammar is that of a call, and counts from the token that opens one.
+        single_call : bool
+            The answer ends after its first call.
         mailbox, mailbox_id
             A mailbox to be told of news.
 
@@ -257,6 +273,16 @@ cdef class Engine:
         request.priority = priority
         request.max_prompt_ms = max_prompt_ms
         request.max_predict_ms = max_predict_ms
+        if markers is not None:
+            (request.guide.format.thought_open, request.guide.format.thought_close, request.guide.format.call_open,
+             request.guide.format.call_close) = markers
+        request.guide.format.in_thought = in_thought
+        request.guide.thought_tokens = thought_tokens
+        request.guide.thought_end = thought_end
+        if grammar is not None:
+            request.guide.constraint = cpp.copy_grammar(grammar._grammar)
+        request.guide.lazy = lazy
+        request.guide.single_call = single_call
         if mailbox is not None:
             request.inbox = mailbox._mailbox
             request.inbox_id = mailbox_id

@@ -15,7 +15,7 @@ cdef extern from "engine/error.h" namespace "lfmfast" nogil:
 # In the order of lfmfast::error_code (engine/error.h).
 _CLASSES = (errors.LfmfastError, errors.ParameterError, errors.ModelLoadError, errors.ContextFullError, errors.DecodeError,
             errors.ClosedError, errors.BusyError, errors.ForkError, errors.StateError, errors.TemplateError, MemoryError,
-            errors.CancelledError, errors.SamplingError, errors.QueueFullError, errors.DeadlineError)
+            errors.CancelledError, errors.SamplingError, errors.QueueFullError, errors.DeadlineError, errors.ConstraintError)
 
 
 def make_error(int code, message: str, seen=0, limit=0):

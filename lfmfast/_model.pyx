@@ -299,6 +299,26 @@ def read_gguf(path, *, uint64_t max_elements=1024):
     return {"version": header.version, "metadata": metadata, "tensors": tensors}
 
 
+def named_templates():
+    """Names of the chat templates that llama.cpp has."""
+    cdef vector[string] names
+    with nogil:
+        names = cpp.named_templates()
+    return [name.decode() for name in names]
+
+
+def render_named_template(str name, messages, bint add_generation_prompt):
+    """A prompt by one of llama.cpp's own chat templates; `messages` are pairs of role and content."""
+    cdef string named = name.encode()
+    cdef vector[pair[string, string]] chat
+    cdef string text
+    for role, content in messages:
+        chat.push_back(pair[string, string](<string>role.encode(), <string>content.encode()))
+    with nogil:
+        text = cpp.render_named_template(named, chat, add_generation_prompt)
+    return text.decode()
+
+
 def native_build_info():
     """(name, value) pairs about the native build and this machine."""
     cdef vector[pair[string, string]] info

@@ -6,17 +6,20 @@ reply has other ids, and the conversation would have to be read again from there
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from lfmfast import templates
 from lfmfast.errors import ClosedError
+from lfmfast.messages import assistant_message, parse_arguments
+from lfmfast.reply import MARKERS, ReplyReader
 
-__all__ = ["Chunk", "ReplyMemory"]
+__all__ = ["Chunk", "ReplyMemory", "opened_thought"]
 
 #: Segments that a key looks back to: with them it has the role, which is in the text itself or before a control token.
 N_BEFORE = 2
@@ -42,6 +45,26 @@ class Reply(Protocol):
 
     @property
     def tokens(self) -> Sequence[int]: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def raw(self) -> str: ...
+    @property
+    def reader(self) -> ReplyReader | None: ...
+
+
+def opened_thought(prompt: Sequence[Chunk]) -> str:
+    """What the template put at the beginning of the reply itself: ``<think>`` with some models."""
+    return MARKERS.thought_open if "".join(chunk.text for chunk in prompt[-N_BEFORE:]).endswith(MARKERS.thought_open) else ""
+
+
+def _parts(message: Mapping[str, Any]) -> tuple[str, str, str]:
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    texts = [[call["name"], parse_arguments(call.get("arguments"))] for call in calls]
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        raise TypeError("content in parts is no reply of a model")
+    return content, message.get("reasoning_content") or "", json.dumps(texts)
 
 
 class ReplyMemory:
@@ -60,6 +83,8 @@ class ReplyMemory:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._n_bytes = 0
+        self._raws: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+        self._n_raw_bytes = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -121,12 +146,45 @@ class ReplyMemory:
                 key = self._key(chunks[:i], text)
                 self._put(key, None if self._vocabulary.tokenize(text, parse_special=False) == [*ids] else array("i", ids))
 
+    def remember_raw(self, message: Mapping[str, Any], raw: str) -> None:
+        """Remember how a reply was written that `message` is the parts of."""
+        if message.get("reasoning_content") or message.get("tool_calls"):
+            content, reasoning, calls = _parts(message)
+            with self._lock:
+                self._raws[content, reasoning, calls] = raw
+                # Clients drop thoughts more often than not.
+                self._raws[content, "", calls] = raw.rpartition(MARKERS.thought_close)[2].strip()
+                self._n_raw_bytes += 2 * len(raw)
+                while len(self._raws) > self._max_entries or self._n_raw_bytes > self._max_bytes:
+                    self._n_raw_bytes -= len(self._raws.popitem(last=False)[1])
+
+    def as_written(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Messages, with replies of the model that come back in parts as the model wrote them."""
+        if not self._raws:
+            return messages
+        return [self._whole(message) if isinstance(message, Mapping) else message for message in messages]
+
+    def _whole(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if message.get("role") != "assistant" or not (message.get("tool_calls") or message.get("reasoning_content")):
+            return message
+        try:
+            parts = _parts(message)
+        except (TypeError, ValueError, KeyError, AttributeError):  # the template says what is wrong with it
+            return message
+        with self._lock:
+            raw = self._raws.get(parts)
+        return message if raw is None else {"role": "assistant", "content": raw}
+
     def watcher(self, prompt: Sequence[Chunk]) -> Callable[[Reply], None]:
         """What remembers the reply to a prompt when its stream ends. Only the end of `prompt` is kept until then."""
         tail = list(prompt[-N_BEFORE - 1 :])
 
         def on_end(reply: Reply) -> None:
             if reply.tokens:
+                reader = reply.reader
+                if reader is not None and (reader.reasoning or reader.calls):
+                    message = assistant_message(reply.text, reader.reasoning, reader.calls)
+                    self.remember_raw(message, opened_thought(tail) + reply.raw)
                 try:
                     self.remember(self.answer(tail, reply.tokens), len(tail) - (not tail[-1].special) if tail else 0)
                 except ClosedError:  # the model was closed while it answered

@@ -21,6 +21,7 @@ from lfmfast.types import Completion, Piece
 
 if TYPE_CHECKING:
     from lfmfast._engine import Stream as NativeStream
+    from lfmfast.run_tools import Functions, OnCall, Said
 
 __all__ = ["AsyncChat", "AsyncModel", "AsyncStream"]
 
@@ -109,15 +110,31 @@ class AsyncStream(StreamFacts, AsyncIterator[Piece]):
     async def pieces(self) -> list[Piece]:
         """Wait for the next piece, and take all that have come meanwhile; an empty list is the end."""
         self._check_pid()
-        request = self._request
-        while not request.unread:
-            self._raise_error()
-            if self._closed or request.over:
-                return []
+        while not (pieces := self.take()) and not self._closed and not self._request.over:
             await self._news()
-        pieces = list(request.unread)
-        request.unread.clear()
         return pieces
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes, besides what :meth:`take` has to give."""
+        return self._request.over
+
+    def take(self) -> list[Piece]:
+        """All pieces that have come, without waiting; maybe none. Raises what ended the stream."""
+        unread = self._request.unread
+        if not unread:
+            self._raise_error()
+            return []
+        pieces = list(unread)
+        unread.clear()
+        return pieces
+
+    def listen(self, listener: Callable[[], object] | None) -> None:
+        """Call `listener` in the loop whenever there may be something to :meth:`take`: cheaper than a task that waits.
+
+        It holds whatever it refers to until the stream has ended; None takes it away. What came before is not told of.
+        """
+        self._request.listener = listener
 
     async def result(self) -> Completion:
         """Read to the end and give the whole answer, pieces that were already read included."""
@@ -211,10 +228,10 @@ class AsyncModel:
         model = self.model
 
         def make(submit: Callable[..., NativeStream]) -> NativeStream:
-            tokens, on_end = model._asked(prompt, tools=tools, continue_final_message=continue_final_message,
-                                          template_options=template_options,
-                                          cache_prompt=options.get("cache_prompt", True))  # fmt: skip
-            return submit(tokens, on_end=on_end, **options)
+            asked = model._asked(prompt, tools=tools, continue_final_message=continue_final_message,
+                                 template_options=template_options, cache_prompt=options.get("cache_prompt", True),
+                                 tool_choice=options.get("tool_choice"))  # fmt: skip
+            return submit(asked, **options)
 
         return AsyncStream(Request(model, make, long=_size(prompt) + _size(tools or ()) > LONG_PROMPT))
 
@@ -247,8 +264,8 @@ class AsyncModel:
             return await _whole(self.stream(prompt, **options))
         requests = [(item, options) for item in (prompt if many else [prompt] * n)]
         if n > 1:
-            of_prompt = ("tools", "continue_final_message", "template_options")
-            seed = self.model._request(**{k: v for k, v in options.items() if k not in of_prompt})[0].seed
+            of_prompt = ("continue_final_message", "template_options")
+            seed = self.model._options(**{k: v for k, v in options.items() if k not in of_prompt}).params.seed
             if seed is not None and seed >= 0:
                 requests = [(prompt, {**options, "seed": (seed + i) % (2**32 - 1)}) for i in range(n)]
         results = await self._generate_many(requests, progress, return_errors)
@@ -344,13 +361,18 @@ class AsyncChat:
         """A copy of the history, the system message included."""
         return self.chat.messages
 
-    def stream(self, content: str | Sequence[Any] | Message, *, prefill: str | None = None, **options: Any) -> AsyncStream:
+    def stream(self, content: Said, *, prefill: str | None = None, **options: Any) -> AsyncStream:
         """Say something and get the reply piece by piece; as :meth:`Chat.stream`."""
         return say(self.chat, content, prefill, options)
 
-    async def send(self, content: str | Sequence[Any] | Message, **options: Any) -> Completion:
+    async def send(self, content: Said, **options: Any) -> Completion:
         """Say something and get the whole reply."""
         return await self.chat.asend(content, **options)
+
+    async def run_tools(self, content: Said, functions: Functions, *, max_rounds: int = 8,
+                        on_call: OnCall | None = None, **options: Any) -> Completion:  # fmt: skip
+        """Say something, call the functions that the model wants called, and get its last reply; as :meth:`Chat.arun_tools`."""
+        return await self.chat.arun_tools(content, functions, max_rounds=max_rounds, on_call=on_call, **options)
 
     @overload
     def regenerate(self, *, stream: Literal[False] = False, **options: Any) -> Awaitable[Completion]: ...
@@ -367,14 +389,14 @@ class AsyncChat:
         return f"<lfmfast.AsyncChat of {len(self.chat._messages)} messages on {self.chat.model!r}>"
 
 
-def say(chat: Chat, content: str | Sequence[Any] | Message, prefill: str | None, options: dict[str, Any]) -> AsyncStream:
+def say(chat: Chat, content: Said, prefill: str | None, options: dict[str, Any]) -> AsyncStream:
     """What Chat.astream does."""
     said = chat._said(content)
 
     def make(submit: Callable[..., NativeStream]) -> NativeStream:
-        return chat._reply([*chat._messages, said], prefill, options, submit)
+        return chat._reply([*chat._messages, *said], prefill, options, submit)
 
-    long = _size([said, *chat._messages[chat._n_known :]]) > LONG_PROMPT
+    long = _size([*said, *chat._messages[chat._n_known :]]) > LONG_PROMPT
     return AsyncStream(Request(chat.model, make, long=long, chat=chat))
 
 
@@ -407,7 +429,7 @@ async def _in_thread(load: Callable[[Callable[[float], None]], Model], progress:
     def work() -> Model:
         model = load(report)
         with contextlib.suppress(TemplateError):  # it has none
-            _ = model.template, model._end_tokens  # made at first use, which would be in the loop
+            _ = model.template, model.end_tokens  # made at first use, which would be in the loop
         with lock:
             loaded.append(model)
             if abandoned:

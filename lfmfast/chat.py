@@ -13,9 +13,12 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from lfmfast import prefix, prefix_file
-from lfmfast._replies import Chunk
+from lfmfast import prefix, prefix_file, run_tools
+from lfmfast._replies import Chunk, opened_thought
+from lfmfast._request import Asked
 from lfmfast.errors import BusyError, ParameterError, StateError, TemplateError
+from lfmfast.messages import assistant_message
+from lfmfast.reply import read_reply
 from lfmfast.stream import Answer, Stream
 from lfmfast.types import Completion, Timings
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from lfmfast._dispatch import Request
     from lfmfast.aio import AsyncStream
     from lfmfast.model import Message, Model
+    from lfmfast.run_tools import Functions, OnCall, Said
 
 __all__ = ["Chat"]
 
@@ -70,7 +74,7 @@ class Chat:
         **template_options: Any,
     ) -> None:
         self.model = model
-        self.tools = tools
+        self._tools = tools
         self._options = template_options
         self._messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self._messages += [dict(copy.deepcopy(message)) for message in messages]
@@ -90,6 +94,16 @@ class Chat:
         return copy.deepcopy(self._messages)
 
     @property
+    def tools(self) -> Sequence[Any] | None:
+        """The tools that the template shows. Others may be given at any time; the conversation is then read again."""
+        return self._tools
+
+    @tools.setter
+    def tools(self, tools: Sequence[Any] | None) -> None:
+        self._tools = tools
+        self._n_known = 0
+
+    @property
     def timings(self) -> Timings | None:
         """Of the last reply."""
         return self._timings
@@ -100,6 +114,11 @@ class Chat:
         with self._exclusive():
             self._advance(self._messages, add_generation_prompt=False)
             return len(self._ids())
+
+    def add(self, *messages: Message) -> None:
+        """Put messages at the end of the history, such as the results of tool calls; ``send(None)`` gets a reply to them."""
+        with self._exclusive():
+            self._messages = [*self._messages, *(self._said(message)[0] for message in messages)]
 
     def reset(self) -> None:
         """Forget everything but the system message."""
@@ -201,7 +220,7 @@ class Chat:
 
     # --- replies ---
 
-    def stream(self, content: str | Sequence[Any] | Message, *, prefill: str | None = None, **options: Any) -> Stream:
+    def stream(self, content: Said, *, prefill: str | None = None, **options: Any) -> Stream:
         """Say something and get the reply piece by piece.
 
         When the reply ends, message and reply are in the history. A reply that was left early or cut by `max_tokens` is
@@ -209,8 +228,9 @@ class Chat:
 
         Parameters
         ----------
-        content : str, list of content parts, or message
-            A user message's content, or a whole message: ``{"role": "tool", "content": ...}``.
+        content : str, list of content parts, message, or None
+            A user message's content, or a whole message: ``{"role": "tool", "content": ...}``. None: the reply is to what the
+            history ends with.
         prefill : str, optional
             The beginning of the reply, which the model goes on with. It is not part of the reply's text.
         **options
@@ -219,12 +239,12 @@ class Chat:
         said = self._said(content)
         self._acquire()
         try:
-            return self._reply([*self._messages, said], prefill, options, self.model._submit)
+            return self._reply([*self._messages, *said], prefill, options, self.model._submit)
         except BaseException:
             self._release()
             raise
 
-    def send(self, content: str | Sequence[Any] | Message, **options: Any) -> Completion:
+    def send(self, content: Said, **options: Any) -> Completion:
         """Say something and get the whole reply; options as for :meth:`stream`."""
         with self.stream(content, **options) as stream:
             return stream.result()
@@ -246,7 +266,7 @@ class Chat:
         with reply:
             return reply.result()
 
-    def astream(self, content: str | Sequence[Any] | Message, *, prefill: str | None = None, **options: Any) -> AsyncStream:
+    def astream(self, content: Said, *, prefill: str | None = None, **options: Any) -> AsyncStream:
         """:meth:`stream` for an event loop: ``async for piece in chat.astream("Hello!"): ...``.
 
         It waits for its turn without holding up the loop. Asked for by the task that already has a reply of this chat
@@ -256,14 +276,67 @@ class Chat:
 
         return aio.say(self, content, prefill, options)
 
-    async def asend(self, content: str | Sequence[Any] | Message, **options: Any) -> Completion:
+    async def asend(self, content: Said, **options: Any) -> Completion:
         """:meth:`send` for an event loop."""
         async with self.astream(content, **options) as stream:
             return await stream.result()
 
+    def run_tools(self, content: Said, functions: Functions, *, max_rounds: int = 8,
+                  on_call: OnCall | None = None, **options: Any) -> Completion:  # fmt: skip
+        """Say something, call the Python functions that the model wants called, and get its last reply.
+
+        All of it is in the history: the calls, and what they gave, text as it is and anything else as JSON. What goes wrong in
+        a call is told to the model, an exception of the function too. Calls that were not made, because of Ctrl-C or an error,
+        are answered by a message that says so. Nothing else should be said in this chat meanwhile.
+
+        Parameters
+        ----------
+        content : str, list of content parts, message, or None
+            As for :meth:`stream`.
+        functions : list, or dict by name
+            Functions with type hints, of which :func:`lfmfast.functions.tool_of` makes the chat's :attr:`tools`. Each gets
+            values of the types that it asks for.
+        max_rounds : int
+            How many replies in a row may have calls. The calls of one are made in their order.
+        on_call : callable, optional
+            Gets each call (:class:`lfmfast.tool_calls.ToolCall`) before it is made. What it returns, if not None, is the
+            result, and the function isn't called.
+        **options
+            As for :meth:`stream`. A `tool_choice` that asks for a call counts for the first reply only.
+
+        Returns
+        -------
+        Completion
+            The first reply without calls, or one that was cut.
+
+        Raises
+        ------
+        ToolRoundsError
+            The model still wants calls after `max_rounds`. It has that reply.
+        ParameterError
+            Of a function no tool can be made, or it is async.
+
+        Examples
+        --------
+        >>> def add(a: float, b: float) -> float:
+        ...     "Add two numbers."
+        ...     return a + b
+        >>> model.chat().run_tools("What is 3 plus 4?", [add], temperature=0).text
+        '3 plus 4 is 7.'
+        """
+        return run_tools.run_tools(self, content, functions, max_rounds, on_call, options)
+
+    async def arun_tools(self, content: Said, functions: Functions, *, max_rounds: int = 8,
+                         on_call: OnCall | None = None, **options: Any) -> Completion:  # fmt: skip
+        """:meth:`run_tools` for an event loop: the calls of a reply are made side by side, functions that are not async in
+        threads. `on_call` may be async too."""
+        return await run_tools.arun_tools(self, content, functions, max_rounds, on_call, options)
+
     @staticmethod
-    def _said(content: str | Sequence[Any] | Message) -> dict[str, Any]:
-        return copy.deepcopy(dict(content) if isinstance(content, Mapping) else {"role": "user", "content": content})
+    def _said(content: Said) -> list[dict[str, Any]]:
+        if content is None:
+            return []
+        return [copy.deepcopy(dict(content) if isinstance(content, Mapping) else {"role": "user", "content": content})]
 
     def _another_reply(self, options: dict[str, Any], submit: Callable[..., S]) -> S:
         if not self._messages or self._messages[-1]["role"] != "assistant":
@@ -276,7 +349,10 @@ class Chat:
         blocks, n_known = list(self._blocks), self._n_known
         asked = messages if prefill is None else [*messages, {"role": "assistant", "content": prefill}]
         try:
-            opening = self._advance(asked, continue_final_message=prefill is not None)
+            with_tools = options.get("tool_choice") != "none"
+            if not with_tools and self.tools:
+                self._n_known = 0  # another head
+            opening = self._advance(asked, continue_final_message=prefill is not None, with_tools=with_tools)
             ids = self._ids()
         except BaseException:
             self._blocks, self._n_known = blocks, n_known
@@ -289,29 +365,41 @@ class Chat:
                     return
                 self._timings = answer.timings
                 self._add_answer(answer.tokens)
-                text = (opening if prefill is None else prefill) + answer.text
-                self._messages = [*messages, {"role": "assistant", "content": text}]
+                self._messages = [*messages, self._message(answer, opening, prefill or "")]
+                if not with_tools and self.tools:
+                    self._n_known = 0
                 self._advance(self._messages, add_generation_prompt=False)
             finally:
                 self._release()
 
         try:
-            return submit(ids, on_end=on_end, **options)
+            return submit(Asked(ids, on_end, self.tools, True), **options)
         except BaseException:
             self._blocks, self._n_known = blocks, n_known
             raise
 
+    def _message(self, answer: Answer, opening: str, prefill: str) -> dict[str, Any]:
+        """The reply as a message of the history. How it was written is remembered."""
+        raw = opening + prefill + answer.raw
+        if answer.reader is None:
+            return {"role": "assistant", "content": raw}
+        content, begun = read_reply(prefill, thoughts=answer.reader.thoughts, calls=False)
+        message = assistant_message(content + answer.text, begun.reasoning + answer.reader.reasoning, answer.reader.calls)
+        self.model._replies.remember_raw(message, raw)
+        return message
+
     # --- rendering and tokens ---
 
     def _advance(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True,
-                 continue_final_message: bool = False) -> str:  # fmt: skip
+                 continue_final_message: bool = False, with_tools: bool = True) -> str:  # fmt: skip
         """Make the blocks those of `messages`, keeping the ids of what is rendered as before.
 
         Returns what the template puts at the beginning of the reply itself (``<think>`` with some models).
         """
         template = self.model.template
         n_known = min(self._n_known, len(messages))
-        extension = template.extend(messages, n_known, tools=self.tools, continue_final_message=continue_final_message,
+        extension = template.extend(self.model._as_written(messages), n_known, tools=self.tools if with_tools else None,
+                                    continue_final_message=continue_final_message,
                                     add_generation_prompt=add_generation_prompt and not continue_final_message,
                                     **self._options)  # fmt: skip
         keep = extension.n_blocks_kept
@@ -325,7 +413,7 @@ class Chat:
         self._n_known = len(messages) - (1 if continue_final_message else 0)
         if not add_generation_prompt or continue_final_message or not fresh:
             return ""
-        return "<think>" if "".join(chunk.text for chunk in fresh[-1]).endswith("<think>") else ""
+        return opened_thought(fresh[-1])
 
     def _add_answer(self, tokens: Sequence[int]) -> None:
         """Put generated tokens behind the opening of the reply, which is the last block."""

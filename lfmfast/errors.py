@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lfmfast.types import Completion
+
 __all__ = [
     "BusyError",
     "CancelledError",
@@ -18,6 +23,7 @@ __all__ = [
     "SamplingError",
     "StateError",
     "TemplateError",
+    "ToolRoundsError",
 ]
 
 
@@ -91,6 +97,27 @@ class QueueFullError(LfmfastError, RuntimeError):
 
 class DeadlineError(LfmfastError, TimeoutError):
     """A request gave nothing within the time that it was given."""
+
+
+class ConstraintError(LfmfastError, RuntimeError):
+    """An answer that can't be held to its grammar or schema any further: that would take too much time or memory."""
+
+
+class ToolRoundsError(LfmfastError, RuntimeError):
+    """A model that still wants functions called after as many rounds as it was given.
+
+    Attributes
+    ----------
+    completion : Completion
+        Its last reply, with the calls that were not made.
+    """
+
+    def __init__(self, message: str, completion: Completion) -> None:
+        super().__init__(message)
+        self.completion = completion
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.completion)
 
 
 class HubError(LfmfastError, OSError):

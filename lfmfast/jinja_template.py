@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lfmfast.errors import TemplateError
 from lfmfast.jinja_sandbox import CompiledTemplate, compile_template
-from lfmfast.messages import check_message, check_tools, parse_arguments, pythonic
+from lfmfast.messages import check_message, check_tools, join_texts, parse_arguments, pythonic
 from lfmfast.templates import (
     PROBE_DATE,
     Block,
@@ -257,7 +257,7 @@ def _join(parts: list[Any], where: str) -> str:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise TemplateError(f"{where}.content[{i}] has type {kind!r}: this model takes parts of type 'text'")
         texts.append(text)
-    return "".join(texts)
+    return join_texts(texts)
 
 
 def _with_mapping(call: Any) -> Any:

@@ -9,27 +9,33 @@ family's stock template does under transformers' rules, errors included. Fixed a
   text that isn't a JSON object stands between the parentheses as it is;
 - ``tool_calls`` and ``thinking`` that are None, and empty ``tool_calls``: as if they weren't there;
 - content None, or none at all for the assistant: ``""`` (stock: ``null``, or an error);
-- content as a list of text parts (or strings): the texts joined with nothing between, as the newer templates do
-  (stock LFM2 and LFM2.5-Instruct print the list as JSON). An image part is ``<image>`` where the template has that;
-  any other part is an error (stock: printed as JSON);
+- content as a list of text parts (or strings): the texts joined, with nothing between where the template joins them itself,
+  else by line breaks as in llama-server (stock LFM2 and LFM2.5-Instruct print the list as JSON). An image part is
+  ``<image>`` where the template has that; any other part is an error (stock: printed as JSON);
+- thoughts that come as ``reasoning_content``, ``reasoning`` or ``thinking``: the template's own field, or in the content, where
+  the template looks for them;
 - role ``developer``: ``system``.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lfmfast.errors import TemplateError
+from lfmfast.tool_calls import ToolCall
 
 __all__ = [
     "FAMILIES",
     "Family",
     "NativeMessage",
+    "assistant_message",
     "check_message",
     "check_messages",
     "check_tools",
+    "join_texts",
     "native_message",
     "pythonic",
 ]
@@ -84,6 +90,17 @@ LFM2_VL = Family("lfm2-vl", 5, images=True, tools=False)
 FAMILIES = (LFM2, INSTRUCT, LFM25_8B, LFM25_2_6B, VL, LFM2_VL)
 
 
+def assistant_message(content: str, reasoning: str, calls: Iterable[ToolCall]) -> dict[str, Any]:
+    """A reply as a message, as OpenAI's API has it; thoughts are in `reasoning_content`."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if functions := [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                     for call in calls]:  # fmt: skip
+        message["tool_calls"] = functions
+    return message
+
+
 def check_messages(messages: Any) -> None:
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise TemplateError(f"messages must be a list of dicts, not {type(messages).__name__}")
@@ -134,6 +151,9 @@ def native_message(message: Any, index: int, family: Family, fix: bool) -> Nativ
     pieces = (content,) if isinstance(content, str) else _content(content, f"messages[{index}]", role, family, fix)
     if role != "assistant":
         return role, pieces, None, None
+    if fix and family.switch and not family.thinking and pieces and (thought := _reasoning(message)):
+        # The template knows thoughts in the content only, and strips them there.
+        pieces = pieces if "</think>" in pieces[0] else (f"<think>{thought}</think>{pieces[0]}", *pieces[1:])
     return role, pieces, _thinking(message, index, family, fix), _calls(message, index, family, fix)
 
 
@@ -170,22 +190,27 @@ def _content(content: Any, where: str, role: str, family: Family, fix: bool) -> 
     raise TemplateError(f"{where}.content must be a string, not {_kind(content)}")
 
 
+def join_texts(texts: Sequence[str]) -> str:
+    """The texts of a message's parts as one, as llama-server joins them."""
+    return "\n".join(itertools.dropwhile(lambda text: not text, texts))
+
+
 def _parts(parts: Sequence[Any], where: str, family: Family) -> tuple[str, ...]:
-    pieces = [""]
+    pieces: list[list[str]] = [[]]
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(part, str):
-            pieces[-1] += part
+            pieces[-1].append(part)
         elif kind == "text":
             if not isinstance(part.get("text"), str):
                 raise TemplateError(f"{where}[{i}].text must be a string, not {type(part.get('text')).__name__}")
-            pieces[-1] += part["text"]
+            pieces[-1].append(part["text"])
         elif kind == "image" and family.images:
-            pieces.append("")
+            pieces.append([])
         else:
             seen = f"has type {kind!r}" if isinstance(part, Mapping) else f"is a {type(part).__name__}"
             raise TemplateError(f"{where}[{i}] {seen}: this model takes parts of type 'text'{family.images * ' or image'}")
-    return tuple(pieces)
+    return tuple("".join(texts) if family.images else join_texts(texts) for texts in pieces)
 
 
 def _stock_parts(parts: Sequence[Any], where: str, family: Family) -> tuple[str, ...]:
@@ -211,12 +236,19 @@ def _stock_parts(parts: Sequence[Any], where: str, family: Family) -> tuple[str,
     return tuple(pieces)
 
 
+def _reasoning(message: Mapping[str, Any]) -> str | None:
+    """The thoughts of a message, whatever a client calls them."""
+    return next((text for key in LFM25_2_6B.thinking if isinstance(text := message.get(key), str) and text), None)
+
+
 def _thinking(message: Mapping[str, Any], index: int, family: Family, fix: bool) -> str | None:
     if not family.thinking:
         return None
     if family is LFM25_2_6B:
         text = next((message[key] for key in family.thinking if message.get(key)), None)
         return text if isinstance(text, str) else None
+    if fix and message.get("thinking") is None:
+        return _reasoning(message)
     text = message.get("thinking", _MISSING)
     if text is _MISSING or (fix and text is None):
         return None

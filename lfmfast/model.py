@@ -7,6 +7,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -15,6 +16,7 @@ from lfmfast._cpu import default_cache_bytes, default_threads, memory_bytes
 from lfmfast._engine import Engine, Mailbox
 from lfmfast._engine import Stream as NativeStream
 from lfmfast._replies import ReplyMemory
+from lfmfast._request import Asked, Options, shown_tools
 from lfmfast.errors import ClosedError, ParameterError
 from lfmfast.model_file import Message, ModelFile, Prompt, check_int
 from lfmfast.params import SamplingParams
@@ -79,7 +81,7 @@ class Model(ModelFile):
     flash_attn : bool, optional
         None: on a GPU, or where plain attention would need a large buffer (on a CPU plain attention is the faster one).
     chat_template : str, optional
-        Jinja source to use in place of the file's own.
+        Jinja source to use in place of the file's own, or the name of a template that llama.cpp has ("chatml").
 
     Raises
     ------
@@ -231,6 +233,13 @@ class Model(ModelFile):
         prompt: Prompt,
         *,
         tools: Sequence[Any] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        reasoning_budget: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        json_schema: Mapping[str, Any] | bool | None = None,
+        grammar: str | None = None,
+        regex: str | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         sampling: SamplingParams | None = None,
@@ -242,7 +251,7 @@ class Model(ModelFile):
         t_max_predict_ms: int | None = None,
         continue_final_message: bool = False,
         template_options: Mapping[str, Any] | None = None,
-        **sampling_overrides: Any,
+        **more: Any,
     ) -> Stream:
         """Generate, piece by piece.
 
@@ -251,7 +260,22 @@ class Model(ModelFile):
         prompt : str, list of messages, or list of int
             Plain text to go on with, a conversation, or token ids; see :meth:`encode`.
         tools : list, optional
-            Tools for the template: OpenAI's objects, functions' schemas, or JSON text.
+            Tools that the model may call: OpenAI's objects, functions' schemas, or JSON text. Those whose function has
+            ``"strict": True`` hold it to their schemas.
+        tool_choice : str or mapping, optional
+            "auto": the model decides; "none": it gets to see no tools; "required": it has to call one; ``{"type": "function",
+            "function": {"name": ...}}``: this one.
+        parallel_tool_calls : bool
+            False: at most one call.
+        reasoning_budget : int, optional
+            Tokens that a thought can have; then it is ended. None and -1: any number.
+        response_format : mapping, optional
+            What the answer has to be, as OpenAI writes it: ``{"type": "json_object"}``, or ``{"type": "json_schema",
+            "json_schema": {"schema": ...}}``.
+        json_schema : mapping or bool, optional
+            The answer is JSON of this schema. A schema that can't be enforced is refused.
+        grammar, regex : str, optional
+            The answer follows this grammar (GBNF, from its rule ``root`` on), or matches this regular expression as a whole.
         max_tokens : int, optional
             None and -1: to the end of the answer or of the context.
         stop : str or list of str
@@ -275,8 +299,10 @@ class Model(ModelFile):
             Go on with the last message, an assistant's, instead of beginning a new one.
         template_options : mapping, optional
             Further variables for the chat template, such as ``keep_past_thinking``.
-        **sampling_overrides
-            Fields of SamplingParams: ``temperature=0``, ``seed=1``, ...
+        **more
+            Fields of SamplingParams (``temperature=0``, ``seed=1``, ...), and seldom wanted: `reasoning_format` ("none":
+            thoughts stay in the text, with their markers), `reasoning_budget_message` (put at the end of a thought over its
+            budget), `parse_tool_calls` (False: calls stay in the text).
 
         Returns
         -------
@@ -292,12 +318,13 @@ class Model(ModelFile):
         ParameterError, TemplateError
             A value out of its limits, or messages that can't be rendered.
         """
-        tokens, on_end = self._asked(prompt, tools=tools, continue_final_message=continue_final_message,
-                                     template_options=template_options, cache_prompt=cache_prompt)  # fmt: skip
-        return self._submit(tokens, on_end=on_end, max_tokens=max_tokens, stop=stop, sampling=sampling, logprobs=logprobs,
-                            cache_prompt=cache_prompt, cache_reuse=cache_reuse, priority=priority,
-                            t_max_prompt_ms=t_max_prompt_ms, t_max_predict_ms=t_max_predict_ms,
-                            **sampling_overrides)  # fmt: skip
+        asked = self._asked(prompt, tools=tools, continue_final_message=continue_final_message,
+                            template_options=template_options, cache_prompt=cache_prompt, tool_choice=tool_choice)  # fmt: skip
+        return self._submit(asked, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls,
+                            reasoning_budget=reasoning_budget, response_format=response_format, json_schema=json_schema,
+                            grammar=grammar, regex=regex, max_tokens=max_tokens, stop=stop, sampling=sampling,
+                            logprobs=logprobs, cache_prompt=cache_prompt, cache_reuse=cache_reuse, priority=priority,
+                            t_max_prompt_ms=t_max_prompt_ms, t_max_predict_ms=t_max_predict_ms, **more)  # fmt: skip
 
     @overload
     def generate(self, prompt: Prompt, *, n: Literal[1] = 1, progress: Progress | None = None,
@@ -347,22 +374,23 @@ class Model(ModelFile):
         if not many and n == 1 and progress is None and not return_errors:
             with self.stream(prompt, **options) as stream:
                 return stream.result()
-        of_prompt = {"tools", "continue_final_message", "template_options"} & set(options)
+        of_prompt = {"continue_final_message", "template_options"} & set(options)
         asking = {name: options.pop(name) for name in of_prompt}
-        params, native = self._request(**options)
-        asking["cache_prompt"] = native["cache_prompt"]
-        asked: list[Any] = []
+        checked = self._options(**options)
+        asking |= {"tools": options.get("tools"), "tool_choice": options.get("tool_choice"),
+                   "cache_prompt": checked.native["cache_prompt"]}  # fmt: skip
+        asked: list[Asked] = []
 
         def prepare(i: int) -> _many.Submit:
             if many or i == 0:
-                asked[:] = self._asked(prompt[i] if many else prompt, **asking)
-            tokens, on_end = asked
-            mine, seed = params, params.seed
+                asked[:] = [self._asked(prompt[i] if many else prompt, **asking)]
+            mine, seed, (this,) = checked, checked.params.seed, asked
             if i and not many and seed is not None and seed >= 0:
-                mine = params.merged(seed=(seed + i) % (2**32 - 1))
+                mine = replace(checked, params=checked.params.merged(seed=(seed + i) % (2**32 - 1)))
 
             def submit(mailbox: Mailbox, i: int) -> _many.Begun:
-                return self._engine.submit(tokens, mine, mailbox=mailbox, mailbox_id=i, **native), Answer(on_end)
+                answer = Answer()
+                return self._begin(this, answer, mine, mailbox, i), answer
 
             return submit
 
@@ -424,56 +452,29 @@ class Model(ModelFile):
     # --- requests ---
 
     def _asked(self, prompt: Prompt, *, tools: Sequence[Any] | None = None, continue_final_message: bool = False,
-               template_options: Mapping[str, Any] | None = None,
-               cache_prompt: bool = True) -> tuple[list[int], Callable[[Answer], None] | None]:  # fmt: skip
-        """What a prompt is read as, and what is to be called with the reply."""
-        tokens, chunks = self._encode(prompt, tools=tools, continue_final_message=continue_final_message,
+               template_options: Mapping[str, Any] | None = None, cache_prompt: bool = True,
+               tool_choice: Any = None) -> Asked:  # fmt: skip
+        shown = shown_tools(tools, tool_choice)
+        tokens, chunks = self._encode(prompt, tools=shown, continue_final_message=continue_final_message,
                                       remembered=cache_prompt, **(template_options or {}))  # fmt: skip
-        return tokens, self._replies.watcher(chunks) if chunks else None
+        return Asked(tokens, self._replies.watcher(chunks) if chunks else None, tools, bool(chunks))
 
-    def _submit(self, tokens: Sequence[int], *, on_end: Callable[[Answer], None] | None = None, **options: Any) -> Stream:
-        return Stream(self._native_stream(tokens, **options), on_end)
+    def _submit(self, asked: Asked, **options: Any) -> Stream:
+        answer = Answer()
+        return Stream(self._native_stream(asked, answer, **options), answer)
 
-    def _native_stream(self, tokens: Sequence[int], *, mailbox: Mailbox | None = None, mailbox_id: int = 0,
+    def _native_stream(self, asked: Asked, answer: Answer, *, mailbox: Mailbox | None = None, mailbox_id: int = 0,
                        **options: Any) -> NativeStream:  # fmt: skip
-        params, native = self._request(**options)
-        return self._engine.submit(tokens, params, mailbox=mailbox, mailbox_id=mailbox_id, **native)
+        return self._begin(asked, answer, self._options(**{"tools": asked.tools, **options}), mailbox, mailbox_id)
 
-    def _request(
-        self,
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: SamplingParams | None = None,
-        logprobs: int | None = None,
-        cache_prompt: bool = True,
-        cache_reuse: int = 0,
-        priority: int = 0,
-        t_max_prompt_ms: int | None = None,
-        t_max_predict_ms: int | None = None,
-        pin: bool = False,
-        **sampling_overrides: Any,
-    ) -> tuple[SamplingParams, dict[str, Any]]:
-        """Options, checked, as the engine takes them."""
+    def _options(self, **options: Any) -> Options:
         if self._closed:
             raise ClosedError("the model was closed")
-        limits = {"max_tokens": (max_tokens, -1), "logprobs": (logprobs, 0), "t_max_prompt_ms": (t_max_prompt_ms, 0),
-                  "t_max_predict_ms": (t_max_predict_ms, 0), "cache_reuse": (cache_reuse, 0), "priority": (priority, -(2**31))}
-        for name, (value, low) in limits.items():
-            if value is not None or name in ("cache_reuse", "priority"):
-                check_int(name, value, low)
-        stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
-        for text in stops:
-            if not isinstance(text, str) or not text:
-                raise ParameterError(f"stop must be a string or a list of strings, none of them empty, not {text!r}")
-        params = SamplingParams() if sampling is None else sampling
-        params = params.merged(**sampling_overrides).resolved(self.default_sampling.params)
-        return params, {
-            "suppress": [t for t in self._end_tokens if params.ignore_eos], "max_tokens": _or_none(max_tokens), "stop": stops,
-            "n_logprobs": _or_none(logprobs), "cache_prompt": cache_prompt, "cache_reuse": cache_reuse, "priority": priority,
-            "max_prompt_ms": _or_none(t_max_prompt_ms), "max_predict_ms": _or_none(t_max_predict_ms), "pin": pin,
-        }  # fmt: skip
+        return Options.check(self, **options)
 
-
-def _or_none(value: int | None) -> int:
-    return -1 if value is None else value
+    def _begin(self, asked: Asked, answer: Answer, options: Options, mailbox: Mailbox | None, mailbox_id: int) -> NativeStream:
+        native, reader, divider = options.begin(self, asked)
+        stream = self._engine.submit(asked.tokens, options.params, mailbox=mailbox, mailbox_id=mailbox_id, **native)
+        answer.on_end = asked.on_end
+        answer.read_with(reader, divider)
+        return stream

@@ -129,13 +129,20 @@ class ModelFile:
                 check_int("a token id in the prompt", item, 0, self.n_vocab - 1)
             return list(cast("Sequence[int]", prompt)), []
         opened = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        rendered = self.template.render(cast("Sequence[Message]", prompt), continue_final_message=continue_final_message,
+        messages = cast("Sequence[Message]", prompt)
+        rendered = self.template.render(self._as_written(messages) if remembered else messages,
+                                        continue_final_message=continue_final_message,
                                         add_generation_prompt=opened, **options)  # fmt: skip
         chunks = self._replies.encode(rendered.segments, remembered=remembered)
         return [token for chunk in chunks for token in chunk.ids], chunks
 
+    def _as_written(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Messages with replies that the model gave as it wrote them, where they come back divided into their parts."""
+        return self._replies.as_written(messages) if self.template.is_native else messages
+
     @functools.cached_property
-    def _end_tokens(self) -> list[int]:
+    def end_tokens(self) -> list[int]:
+        """Tokens that end an answer."""
         return [token for token in range(self.n_vocab) if self.native.is_eog(token)]
 
     @functools.cached_property

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 
 from lfmfast.errors import ParameterError
 
-__all__ = ["NEUTRAL", "SAMPLERS", "SamplingParams"]
+__all__ = ["NEUTRAL", "RANGES", "SAMPLERS", "SamplingParams"]
 
 # The stages of the chain in their default order, by llama.cpp's names.
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 _SAMPLER_ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}
 
 
-class _Range(NamedTuple):
+class Range(NamedTuple):
+    """What a number may be."""
+
     kind: type  # int or float
     low: float
     high: float
@@ -31,30 +33,31 @@ class _Range(NamedTuple):
         return f"{kind} from {self.low:g} to {self.high:.10g}{self.note}"
 
 
-_RANGES = {
-    "temperature": _Range(float, 0.0, 1e6, " (0 is greedy)"),
-    "top_k": _Range(int, -1, 2**31 - 1, " (0 or -1 is off)"),
-    "top_p": _Range(float, 0.0, 1.0, " (1 is off)"),
-    "min_p": _Range(float, 0.0, 1.0, " (0 is off)"),
-    "repeat_penalty": _Range(float, 1e-6, 1e6, " (1 is off)"),
-    "repeat_last_n": _Range(int, -1, 2**31 - 1, " (0 is off, -1 the whole context)"),
-    "frequency_penalty": _Range(float, -1e6, 1e6, " (0 is off)"),
-    "presence_penalty": _Range(float, -1e6, 1e6, " (0 is off)"),
-    "seed": _Range(int, -1, 2**32 - 2, " (-1 or None is a new one each time)"),
-    "typical_p": _Range(float, 0.0, 1.0, " (1 is off)"),
-    "top_n_sigma": _Range(float, -1.0, 1e6, " (0 or less is off)"),
-    "xtc_probability": _Range(float, 0.0, 1.0, " (0 is off)"),
-    "xtc_threshold": _Range(float, 0.0, 1.0, " (more than 0.5 is off)"),
-    "dynatemp_range": _Range(float, 0.0, 1e6, " (0 is off)"),
-    "dynatemp_exponent": _Range(float, 0.0, 1e6),
-    "dry_multiplier": _Range(float, 0.0, 1e6, " (0 is off)"),
-    "dry_base": _Range(float, 0.0, 1e6, " (less than 1 is off)"),
-    "dry_allowed_length": _Range(int, 0, 2**31 - 1),
-    "dry_penalty_last_n": _Range(int, -1, 2**31 - 1, " (0 is off, -1 the whole context)"),
-    "mirostat": _Range(int, 0, 2, " (0 is off)"),
-    "mirostat_tau": _Range(float, 0.0, 1e6),
-    "mirostat_eta": _Range(float, 0.0, 1e6),
-    "min_keep": _Range(int, 0, 2**31 - 1),
+#: Limits of the fields that are numbers.
+RANGES = {
+    "temperature": Range(float, 0.0, 1e6, " (0 is greedy)"),
+    "top_k": Range(int, -1, 2**31 - 1, " (0 or -1 is off)"),
+    "top_p": Range(float, 0.0, 1.0, " (1 is off)"),
+    "min_p": Range(float, 0.0, 1.0, " (0 is off)"),
+    "repeat_penalty": Range(float, 1e-6, 1e6, " (1 is off)"),
+    "repeat_last_n": Range(int, -1, 2**31 - 1, " (0 is off, -1 the whole context)"),
+    "frequency_penalty": Range(float, -1e6, 1e6, " (0 is off)"),
+    "presence_penalty": Range(float, -1e6, 1e6, " (0 is off)"),
+    "seed": Range(int, -1, 2**32 - 2, " (-1 or None is a new one each time)"),
+    "typical_p": Range(float, 0.0, 1.0, " (1 is off)"),
+    "top_n_sigma": Range(float, -1.0, 1e6, " (0 or less is off)"),
+    "xtc_probability": Range(float, 0.0, 1.0, " (0 is off)"),
+    "xtc_threshold": Range(float, 0.0, 1.0, " (more than 0.5 is off)"),
+    "dynatemp_range": Range(float, 0.0, 1e6, " (0 is off)"),
+    "dynatemp_exponent": Range(float, 0.0, 1e6),
+    "dry_multiplier": Range(float, 0.0, 1e6, " (0 is off)"),
+    "dry_base": Range(float, 0.0, 1e6, " (less than 1 is off)"),
+    "dry_allowed_length": Range(int, 0, 2**31 - 1),
+    "dry_penalty_last_n": Range(int, -1, 2**31 - 1, " (0 is off, -1 the whole context)"),
+    "mirostat": Range(int, 0, 2, " (0 is off)"),
+    "mirostat_tau": Range(float, 0.0, 1e6),
+    "mirostat_eta": Range(float, 0.0, 1e6),
+    "min_keep": Range(int, 0, 2**31 - 1),
 }
 
 
@@ -63,7 +66,7 @@ def _show(value: object) -> str:
     return f"{text[:60]}..." if len(text) > 63 else text
 
 
-def _number(name: str, value: object, limits: _Range) -> float | int:
+def _number(name: str, value: object, limits: Range) -> float | int:
     kind = numbers.Integral if limits.kind is int else numbers.Real
     if isinstance(value, bool) or not isinstance(value, kind):
         raise ParameterError(f"{name} must be {limits.text}, not {_show(value)} ({type(value).__name__})")
@@ -78,9 +81,9 @@ def _logit_bias(value: object) -> dict[int, float]:
         raise ParameterError(f"logit_bias must map token ids to numbers, not be {_show(value)} ({type(value).__name__})")
     out = {}
     for token, bias in value.items():
-        token = _number("a token id in logit_bias", token, _Range(int, 0, 2**31 - 1))
+        token = _number("a token id in logit_bias", token, Range(int, 0, 2**31 - 1))
         if not (isinstance(bias, numbers.Real) and bias == -math.inf):
-            bias = _number(f"logit_bias of token {token}", bias, _Range(float, -1e6, 1e6, ", or -inf"))
+            bias = _number(f"logit_bias of token {token}", bias, Range(float, -1e6, 1e6, ", or -inf"))
         out[int(token)] = float(bias)
     return out
 
@@ -200,9 +203,9 @@ class SamplingParams:
             if self.repeat_penalty is not None:
                 raise ParameterError("repeat_penalty and repetition_penalty are the same; give one")
             object.__setattr__(
-                self, "repeat_penalty", _number("repetition_penalty", repetition_penalty, _RANGES["repeat_penalty"])
+                self, "repeat_penalty", _number("repetition_penalty", repetition_penalty, RANGES["repeat_penalty"])
             )
-        for name, limits in _RANGES.items():
+        for name, limits in RANGES.items():
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _number(name, value, limits))
         for name, check in (("logit_bias", _logit_bias), ("samplers", _samplers), ("dry_sequence_breakers", _breakers)):
@@ -216,7 +219,7 @@ class SamplingParams:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that are set."""
-        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
 
     def merged(self, over: SamplingParams | None = None, /, **overrides: Any) -> SamplingParams:
         """These parameters, with the fields that `over` and then `overrides` set replaced by theirs."""
@@ -227,7 +230,10 @@ class SamplingParams:
             values |= over.as_dict()
         if overrides:
             values |= SamplingParams(**overrides).as_dict()
-        return SamplingParams(**values)
+        merged = object.__new__(SamplingParams)  # each value was checked where it came from
+        for name in _FIELDS:
+            object.__setattr__(merged, name, values.get(name))
+        return merged
 
     def resolved(self, defaults: SamplingParams | None = None) -> SamplingParams:
         """These parameters with every field set: what is missing comes from `defaults`, then from `NEUTRAL`."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from lfmfast import prefix_file
+from lfmfast._request import Asked
 from lfmfast.errors import ClosedError, TemplateError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Prefix:
 
 def read(model: Model, tokens: Sequence[int], pin: bool) -> Prefix:
     """Has the model read tokens."""
-    with model._submit(tokens, max_tokens=0, pin=pin) as stream:
+    with model._submit(Asked(tokens), max_tokens=0, pin=pin) as stream:
         if stream.result().finish_reason == "cancelled":
             raise ClosedError("the model was closed")
     return Prefix(model, tokens, pin)

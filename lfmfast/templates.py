@@ -97,13 +97,16 @@ class ChatTemplate(ABC):
     Attributes
     ----------
     family : str
-        "lfm2", "lfm2.5-instruct", "lfm2.5-8b", "lfm2.5-2.6b", "lfm2.5-vl", "lfm2-vl", "jinja", or "none" without a template.
+        "lfm2", "lfm2.5-instruct", "lfm2.5-8b", "lfm2.5-2.6b", "lfm2.5-vl", "lfm2-vl", "jinja", "named" for one of llama.cpp's
+        own, or "none" without a template.
     source : str or None
-        The Jinja source.
+        The Jinja source, or the name.
     """
 
     family: str
     source: str | None
+    is_native: bool = False
+    """Whether it is a format of the LFM2 family."""
 
     def render(
         self,
@@ -131,7 +134,8 @@ class ChatTemplate(ABC):
             Make messages fit where the stock template would drop tool calls, print ``null`` or fail: see
             `lfmfast.messages`. False: exactly the stock template.
         **template_kwargs
-            Variables of the template: ``keep_past_thinking`` (Instruct, VL), ``preserve_thinking`` (8B, 2.6B); any for Jinja.
+            Variables of the template: ``keep_past_thinking`` (Instruct, VL), ``preserve_thinking`` (8B, 2.6B), each also by the
+            other's name; any for Jinja.
 
         Raises
         ------
@@ -227,6 +231,8 @@ class Formatter(Protocol):
 class NativeTemplate(ChatTemplate):
     """A format of the LFM2 family, rendered in C++."""
 
+    is_native = True
+
     def __init__(
         self,
         family: Family,
@@ -257,10 +263,10 @@ class NativeTemplate(ChatTemplate):
         prompt = check_request(messages, n_known, add_generation_prompt, open_end)
         family = self._family
         for name in variables:
-            if name != family.switch:
+            if not family.switch or name not in SWITCHES:
                 known = f"it knows {family.switch}" if family.switch else "it knows none"
                 raise TemplateError(f"the chat template {family.name} has no variable {name!r}; {known}")
-        keep = bool(variables.get(family.switch, False))
+        keep = any(bool(value) for value in variables.values())
         start = self._start(messages, n_known, keep, open_end)
         try:
             n_system = int(_is_system(messages[0], fix))
@@ -292,6 +298,10 @@ class NativeTemplate(ChatTemplate):
         if self._family is not VL:
             return ""
         return (datetime.date.today() if self._date is None else self._date).strftime("%Y-%m-%d")
+
+
+#: The names that templates have for the variable that keeps past thoughts: each is taken for the one of the model's template.
+SWITCHES = ("keep_past_thinking", "preserve_thinking")
 
 
 def _is_system(message: Any, fix: bool) -> bool:
@@ -330,7 +340,7 @@ def chat_template_for(
     Parameters
     ----------
     source : str or None
-        The Jinja source in the file (``tokenizer.chat_template``).
+        The Jinja source in the file (``tokenizer.chat_template``), or the name of a template that llama.cpp has ("chatml").
     bos_token, eos_token : str
         Texts of these tokens.
     special_tokens : collection of str
@@ -346,6 +356,10 @@ def chat_template_for(
     from lfmfast.jinja_template import JinjaTemplate
 
     special = frozenset(text for text in special_tokens if text)
+    if "{" not in source:  # Jinja that would show no messages
+        from lfmfast.named_template import NamedTemplate
+
+        return NamedTemplate(source.strip(), bos_token, eos_token, special, date, add_bos)
     jinja = JinjaTemplate(source, bos_token, eos_token, special, date, add_bos)
     for family in FAMILIES:
         if {"<|im_start|>", "<|im_end|>"} <= special and jinja.speaks(

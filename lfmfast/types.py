@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from lfmfast.tool_calls import CallDelta, ToolCall
+
 __all__ = ["Completion", "FinishReason", "Piece", "Timings", "TokenLogprob", "Usage"]
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an answer. The last one has `finish_reason`, `usage` and `timings`; its text may be empty."""
+    """A piece of an answer. The last one has `finish_reason`, `usage` and `timings`; its text may be empty.
+
+    To a conversation, `text` is what is meant for the reader, `reasoning` what the model thinks, and `tool_calls` are what came
+    of calls. To another prompt everything is text.
+    """
 
     text: str
     tokens: tuple[int, ...] = ()
@@ -83,6 +89,8 @@ class Piece:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    reasoning: str = ""
+    tool_calls: tuple[CallDelta, ...] = ()
 
     @property
     def logprob(self) -> float | None:
@@ -92,7 +100,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer.
+
+    To a conversation, `text` is what is meant for the reader, without `reasoning` and `tool_calls`. `raw` is all of it, with
+    the model's own markers. A call that could not be read is part of the text, and stands in `unread_calls` as it was written.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -100,6 +112,10 @@ class Completion:
     usage: Usage
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    unread_calls: tuple[str, ...] = ()
+    raw: str = ""
 
     def __str__(self) -> str:
         return self.text

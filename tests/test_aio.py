@@ -299,7 +299,7 @@ def test_the_error_after_the_last_piece(lfm2_tiny: Model, run_async: Run[Any]) -
         done = False
 
         def __init__(self) -> None:
-            self.items = [(b"abc", (1,), None, 0)]
+            self.items = [(b"abc", (1,), None, 0, 0)]
 
         def poll(self) -> list[Any]:
             items, self.items = self.items, []

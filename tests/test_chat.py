@@ -183,7 +183,9 @@ def test_context_full_changes_nothing(lfm2_tiny_path: Path) -> None:
 def test_tools_and_tool_results(lfm2_tiny: Model, reference: dict[str, Any]) -> None:
     chat = lfm2_tiny.chat(HELPFUL, tools=reference["tools"])
     call = chat.send("What is the weather in Paris?", **GREEDY)
-    assert call.text == '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>'
+    assert (call.text, call.raw) == ("", '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>')
+    assert [(c.name, c.parsed) for c in call.tool_calls] == [("get_weather", {"city": "Paris"})]
+    assert (chat.messages[-1]["content"], chat.messages[-1]["tool_calls"][0]["id"]) == ("", call.tool_calls[0].id)
     answer = chat.send({"role": "tool", "content": '{"temperature": 21, "sky": "sunny"}'}, **GREEDY)
     assert answer.text == "It is 21 degrees and sunny in Paris."
     assert answer.usage.cached_tokens == call.usage.prompt_tokens + len(call.tokens)  # the call's own tokens were kept
@@ -199,10 +201,10 @@ def test_thoughts_of_past_turns(lfm2_tiny: Model, keep: bool) -> None:
     chat = lfm2_tiny.chat(THINK, keep_past_thinking=keep)
     chat.send("My name is Ada.", **GREEDY)
     second = chat.send("What is my name?", **GREEDY)
-    assert second.text == "<think>The user is called Ada.</think>Your name is Ada."
+    assert (second.reasoning, second.text) == ("The user is called Ada.", "Your name is Ada.")
     third = chat.send("What is the capital of France?", **GREEDY)
     assert third.text.endswith("The capital of France is Paris.")
-    assert all("<think>" in message["content"] for message in chat.messages[2::2])
+    assert all(message["reasoning_content"] and "think" not in message["content"] for message in chat.messages[2::2])
     rendered = lfm2_tiny.template.render(chat.messages, add_generation_prompt=False, keep_past_thinking=keep).text
     assert rendered.count("<think>") == (3 if keep else 1)
     assert in_step(chat)

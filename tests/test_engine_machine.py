@@ -36,7 +36,7 @@ def engine(model: Model, **options: Any) -> Engine:
 def read(stream: Stream) -> list[Row]:
     rows: list[Row] = []
     while not stream.done:
-        for _, tokens, logprobs, _ in stream.wait():
+        for _, tokens, logprobs, _, _ in stream.wait():
             rows += [(t, lp, dict(top)) for t, (lp, top) in zip(tokens, logprobs or (), strict=True)]
     return rows
 

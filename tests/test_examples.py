@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import os
 import re
@@ -19,9 +18,6 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-
-pytestmark = pytest.mark.skipif(not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn")),
-                                reason="fastapi or uvicorn is not installed")  # fmt: skip
 
 
 @contextmanager
@@ -131,3 +127,15 @@ def test_disconnects_deadlines_and_a_full_queue(slow_model_path: Path) -> None:
         last, response = ask(port, "Hello", max_tokens=2)
         assert list(events(response))[-1]["completion_tokens"] == 2
         last.close()
+
+
+@pytest.mark.parametrize(("question", "shown"), [
+    ("What is 3 plus 4?", ["  add(a=3, b=4)", "3 plus 4 is 7."]),
+    ("What is the weather in Paris and Rome?", ["  get_weather(city='Paris')", "  get_weather(city='Rome')",
+                                                "It is 21 degrees and sunny in Paris and 28 degrees and sunny in Rome."]),
+])  # fmt: skip
+def test_tools(lfm2_tiny_path: Path, question: str, shown: list[str]) -> None:
+    environment = {**os.environ, "MODEL": str(lfm2_tiny_path)}
+    done = subprocess.run([sys.executable, "tools.py", question], cwd=EXAMPLES, env=environment,
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert (done.stdout.splitlines(), done.stderr, done.returncode) == (shown, "", 0)

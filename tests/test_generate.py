@@ -26,6 +26,8 @@ from lfmfast import (
 )
 from lfmfast._engine import Mailbox
 from lfmfast._replies import Chunk, ReplyMemory
+from lfmfast._request import Asked
+from lfmfast.stream import Answer
 from lfmfast.templates import Segment
 
 GREEDY: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0}
@@ -194,8 +196,9 @@ def test_priorities(tiny_f32_path: Path) -> None:
         next(running)  # it has the place
         priorities = [0, -3, 5, 0, 2**31 - 1, -(2**31), 5]
         mailbox = Mailbox()
-        streams = [model._native_stream(model.encode(f"prompt {i}"), max_tokens=2, priority=p, mailbox=mailbox, mailbox_id=i,
-                                        **ENDLESS) for i, p in enumerate(priorities)]  # fmt: skip
+        streams = [model._native_stream(Asked(model.encode(f"prompt {i}")), Answer(), max_tokens=2, priority=p,
+                                        mailbox=mailbox, mailbox_id=i, **ENDLESS)
+                   for i, p in enumerate(priorities)]  # fmt: skip
         running.close()
         order: list[int] = []
         while len(order) < len(streams):  # in the order in which they had their first news
@@ -354,7 +357,7 @@ def test_the_memory_is_bounded_and_the_last_use_counts() -> None:
     opening = [Chunk("<s>", True, (1000,)), Chunk("a\n", False, (97, 10))]
 
     def remember(text: str) -> None:
-        memory.watcher(opening)(type("Reply", (), {"tokens": [ord(c) for c in text]})())
+        memory.watcher(opening)(type("Reply", (), {"tokens": [ord(c) for c in text], "reader": None})())
 
     def ids(text: str) -> tuple[int, ...]:
         return memory.encode([Segment(text, False)], opening[:1])[0].ids

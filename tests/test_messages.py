@@ -48,11 +48,11 @@ def test_arguments(given_arguments, written):
 @pytest.mark.parametrize("family", [*FILES, "jinja"])
 def test_content_that_is_not_a_string(family):
     made = template(family) if family != "jinja" else JinjaTemplate(oracle.CHATML, "", "", frozenset(SPECIAL))
-    as_text = made.render([user("ab"), assistant(""), {"role": "tool", "content": ""}, user("ab")])
-    text = {"type": "text", "text": "a"}
+    joint = "\n" if family in ("lfm2", "lfm2.5-instruct", "jinja") else ""
+    as_text = made.render([user(f"a{joint}{joint}b"), assistant(""), {"role": "tool", "content": ""}, user("ab")])
     as_parts = made.render(
         [
-            user([text, {"type": "text", "text": "b"}]),
+            user([{"type": "text", "text": text} for text in ("", "a", "", "b")]),
             assistant(None),
             {"role": "tool", "content": None},
             user(({"type": "text", "text": "ab"},)),
@@ -116,9 +116,12 @@ def test_tools_that_are_refused(tools, said):
 
 
 def test_template_variables():
-    assert template("lfm2.5-instruct").render([user()], keep_past_thinking=True).text
-    with pytest.raises(TemplateError, match="no variable 'preserve_thinking'; it knows keep_past_thinking"):
-        template("lfm2.5-instruct").render([user()], preserve_thinking=True)
+    thoughts = [user(), assistant("<think>t</think>A"), user(), assistant("B")]
+    for name in ("keep_past_thinking", "preserve_thinking"):  # either name
+        assert "<think>t</think>A" in template("lfm2.5-instruct").render(thoughts, **{name: True}).text
+        assert "<think>" not in template("lfm2.5-instruct").render(thoughts, **{name: False}).text
+    with pytest.raises(TemplateError, match="no variable 'enable_thinking'; it knows keep_past_thinking"):
+        template("lfm2.5-instruct").render([user()], enable_thinking=True)
     with pytest.raises(TemplateError, match="no variable 'x'; it knows none"):
         template("lfm2").render([user()], x=1)
     jinja = JinjaTemplate("{{ x }}{{ messages[0].content }}", "", "", frozenset(SPECIAL))

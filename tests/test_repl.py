@@ -177,7 +177,7 @@ def test_termination(terminal: Any, busy: bool, name: str) -> None:
 def test_thoughts_are_dim(terminal: Any) -> None:
     t = terminal("-sys", "You are a helpful assistant. Think step by step.")
     t.say("What is the capital of France?", "Paris.")
-    assert re.search("\x1b\\[2m<think>[^\x1b]+</think>\x1b\\[0mThe capital of France is ", t.child.before)
+    assert re.search("\x1b\\[2m[A-Z][^\x1b<>]+\x1b\\[0m\\s+The capital of France is ", t.child.before)
 
 
 def test_no_color(terminal: Any) -> None:

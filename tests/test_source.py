@@ -21,8 +21,8 @@ TOUCHES_LLAMA = {"backend.cpp", "build_info.cpp", "context.cpp", "gguf_header.cp
 
 # A module may import modules of a lower number, and of its own number. Plain modules (0) never import native ones.
 PLAIN, NATIVE, LOWLEVEL, MODEL, CHAT, ASYNC, BATCH, SERVER, CLI = range(9)
-LAYERS = {"lowlevel": LOWLEVEL, "stream": LOWLEVEL, "_build": LOWLEVEL, "_many": MODEL, "model_file": MODEL,
-          "prefix": MODEL, "model": MODEL, "chat": CHAT, "aio": ASYNC, "_dispatch": ASYNC,
+LAYERS = {"lowlevel": LOWLEVEL, "stream": LOWLEVEL, "_build": LOWLEVEL, "_many": MODEL, "_request": MODEL, "model_file": MODEL,
+          "prefix": MODEL, "model": MODEL, "chat": CHAT, "run_tools": CHAT, "aio": ASYNC, "_dispatch": ASYNC,
           "batch": BATCH, "server": SERVER, "cli": CLI, "__main__": CLI}
 # Model.chat() makes a Chat, Chat.astream() an AsyncStream: imported when called. A Chat knows the request that has its turn.
 UPWARD = {("model", "chat"), ("chat", "aio"), ("chat", "_dispatch")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from lfmfast import _demo
 from lfmfast.cli import _options as opt
+from lfmfast.constraint import from_gbnf, from_json_schema
 from lfmfast.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -63,6 +65,13 @@ def chat(
     reverse: Annotated[
         list[str] | None, _talk("-r", "--reverse-prompt", help="Stop before this text; repeatable.", metavar="TEXT")
     ] = None,
+    schema: Annotated[
+        str | None, _talk("-j", "--json-schema", help="The answer is JSON of this schema; {}: any JSON.", metavar="JSON")
+    ] = None,
+    grammar: Annotated[str | None, _talk("--grammar", help="The answer follows this grammar.", metavar="GBNF")] = None,
+    thought: Annotated[
+        int, _talk("--reasoning-budget", help="Tokens that a thought can have; -1: any number.", metavar="N")
+    ] = -1,
     stats: Annotated[bool, _talk("--stats", help="Report token counts and speeds on stderr.")] = False,
     temperature: Annotated[float | None, _sampling("--temp", "--temperature", help="Temperature; 0: greedy.")] = None,
     top_k: Annotated[int | None, _sampling("--top-k", help="Keep the N likeliest tokens; 0: off.")] = None,
@@ -117,7 +126,8 @@ def chat(
     }
     options: dict[str, Any] = {key: value for key, value in sampling.items() if value is not None}
     SamplingParams(**options)  # refuses bad values before a model is downloaded and loaded
-    options |= {"max_tokens": None if predict < 0 else predict, "stop": reverse or ()}
+    options |= {"max_tokens": None if predict < 0 else predict, "stop": reverse or (), "reasoning_budget": max(thought, -1)}
+    options |= _constraint(schema, grammar)
 
     path = opt.locate(name, model, hf_repo, offline=offline, token=hf_token)
     if path == _demo.path():
@@ -149,6 +159,23 @@ def chat(
             print(opt.style(format_stats(end), "dim", sys.stderr), file=sys.stderr)
 
 
+def _constraint(schema: str | None, grammar: str | None) -> dict[str, Any]:
+    """What --json-schema and --grammar say; refused before a model is loaded."""
+    if schema is not None and grammar is not None:
+        raise opt.UsageError("--json-schema and --grammar can't be given together")
+    if schema is not None:
+        try:
+            found = json.loads(schema)
+        except ValueError as error:
+            raise opt.UsageError(f"--json-schema is no JSON: {error}") from None
+        from_json_schema(found)
+        return {"json_schema": found}
+    if grammar is not None:
+        from_gbnf(grammar)
+        return {"grammar": grammar}
+    return {}
+
+
 def _positionals(first: str | None, second: str | None, prompt: str | None, has_model: bool) -> tuple[str | None, str | None]:
     """Sort out [MODEL] [PROMPT]: with -m or -hf, and with -p, there is one positional less."""
     words = [word for word in (first, second) if word is not None]
@@ -164,9 +191,10 @@ def _positionals(first: str | None, second: str | None, prompt: str | None, has_
 
 @dataclass
 class Printer:
-    """Write an answer to stdout as it comes; on a terminal without control characters, and with dim thoughts."""
+    """Write an answer to stdout as it comes; without control characters and behind its dim thoughts on a terminal."""
 
     text: str = ""
+    thinks: bool = False
 
     def __post_init__(self) -> None:
         # An answer must not move the cursor or retitle the window.
@@ -178,22 +206,26 @@ class Printer:
         end = None
         with stream:
             for piece in stream:
+                if piece.reasoning and self._table:
+                    self._write(piece.reasoning, thinks=True)
                 if piece.text:
                     self.text += piece.text
-                    self._write(piece.text.translate(self._table))
+                    self._write(piece.text)
                 end = piece
         assert end is not None and end.finish_reason is not None
         return end
 
-    def _write(self, text: str) -> None:
-        if self._colour:  # the marks are single tokens, so a piece has them whole
-            text = text.replace("<think>", "\033[2m<think>").replace("</think>", "</think>\033[0m")
-        sys.stdout.write(text)
+    def _write(self, text: str, thinks: bool = False) -> None:
+        if thinks != self.thinks:
+            self.thinks = thinks
+            colour = ("\033[2m" if thinks else "\033[0m") if self._colour else ""
+            sys.stdout.write(colour + ("" if thinks else "\n\n"))
+        sys.stdout.write(text.translate(self._table))
         sys.stdout.flush()
 
     def finish(self) -> None:
-        if self._colour and "<think>" in self.text:
-            sys.stdout.write("\033[0m")
+        if self.thinks:
+            self._write("")
         if self.text and not self.text.endswith("\n"):
             sys.stdout.write("\n")
         sys.stdout.flush()

@@ -14,6 +14,7 @@ import typer
 
 from lfmfast._progress import format_bytes
 from lfmfast.cli import _options as opt
+from lfmfast.errors import TemplateError
 
 LONG = 256  # elements of an array that is worth showing
 CONTROL = 3  # LLAMA_TOKEN_TYPE_CONTROL
@@ -111,8 +112,10 @@ def _template_family(metadata: Mapping[str, Any]) -> str:
 
     control = [t for t, kind in zip(texts, kinds, strict=False) if kind == CONTROL]
     source = metadata.get("tokenizer.chat_template")
-    template = chat_template_for(source, bos_token=text("bos"), eos_token=text("eos"), special_tokens=control)
-    return template.family
+    try:
+        return chat_template_for(source, bos_token=text("bos"), eos_token=text("eos"), special_tokens=control).family
+    except TemplateError:  # neither Jinja nor a name
+        return "unknown"
 
 
 def _parts(path: Path) -> list[Path]:

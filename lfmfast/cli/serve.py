@@ -103,7 +103,7 @@ def serve(
     mlock: Annotated[Flag, _model("--mlock", help="Keep it in memory.", env="MLOCK", metavar=None)] = False,
     repack: Annotated[Flag, _model("--repack/--no-repack", help="Faster weights.", env="REPACK", metavar=None)] = True,
     chat_template: Annotated[
-        Text, _model("--chat-template", help="Jinja source, in place of the file's.", env="CHAT_TEMPLATE", metavar="JINJA")
+        Text, _model("--chat-template", help="Jinja source, or a name.", env="CHAT_TEMPLATE", metavar="JINJA")
     ] = None,
     chat_template_file: Annotated[
         Path | None, _model("--chat-template-file", help="The same, out of a file.", env="CHAT_TEMPLATE_FILE", metavar="FILE")
@@ -167,8 +167,12 @@ def serve(
         Text, _model("--chat-template-kwargs", help="Its variables, as JSON.", env="CHAT_TEMPLATE_KWARGS", metavar="JSON")
     ] = None,
     reasoning_format: Annotated[
-        str, _model("--reasoning-format", help="Thoughts stay in the text: auto and none.", env="THINK", metavar="FORMAT")
+        str, _model("--reasoning-format", help="Thoughts apart (auto, deepseek) or in the text (none).", env="THINK",
+                    metavar="FORMAT")
     ] = "auto",
+    reasoning_budget: Annotated[
+        int, _model("--reasoning-budget", help="Tokens that a thought can have; -1: any number.", env="THINK_BUDGET")
+    ] = -1,
     reasoning: Annotated[
         str, _model("-rea", "--reasoning", help="The template's enable_thinking.", env="REASONING", metavar="on|off|auto")
     ] = "auto",
@@ -198,8 +202,8 @@ def serve(
         raise opt.UsageError(f"the server needs {error.name}: pip install 'lfmfast[server]'") from error
     if context_shift:
         raise opt.UsageError("--context-shift: there is none; an answer ends where the context is full")
-    if reasoning_format not in ("auto", "none"):
-        raise opt.UsageError(f"--reasoning-format {reasoning_format} is not supported yet: it can be auto or none")
+    if reasoning_format not in ("auto", "deepseek", "none"):
+        raise opt.UsageError(f"--reasoning-format {reasoning_format}: it can be auto, deepseek or none")
     template_options = _object(template_kwargs)
     if (thinks := _switch("--reasoning", reasoning)) is not None:
         template_options["enable_thinking"] = thinks
@@ -215,7 +219,8 @@ def serve(
         aliases=tuple(sorted(_list(alias))) or _list(hf_repo), tags=_list(tags),
         sampling=SamplingParams(**{k: v for k, v in values.items() if v is not None}),
         n_predict=max(predict, -1), cache_prompt=cache_prompt, cache_reuse=cache_reuse,
-        chat_template_kwargs=template_options, reasoning_format="auto" if reasoning_format == "auto" else "none",
+        chat_template_kwargs=template_options, reasoning_format=reasoning_format,  # type: ignore[arg-type]
+        reasoning_budget=max(reasoning_budget, -1),
         slot_save_path=slot_save_path, metrics=metrics, slots=slots, props=props, page=page, cors_origins=cors_origins,
         max_body_bytes=max_body << 20, header_timeout_s=min(timeout, 30), body_timeout_s=timeout, drain_s=drain,
         sse_ping_s=sse_ping, log_json=log_jsonl, access_log=not log_disable, verbose=opt.verbose,
@@ -333,8 +338,11 @@ def _cache_bytes(mib: int | None) -> int | None:
 
 
 def _template(source: str | None, file: Path | None) -> str | None:
-    if source is not None and "{" not in source:
-        raise opt.UsageError(f"--chat-template {source}: there are no templates by name; give its Jinja source, or a file")
+    from lfmfast.named_template import template_names
+
+    if source is not None and "{" not in source and source not in (names := template_names()):
+        known = ", ".join(sorted(names))
+        raise opt.UsageError(f"--chat-template {source}: no Jinja source, and none of llama.cpp's templates, which are {known}")
     return file.read_text("utf8") if file is not None else source
 
 

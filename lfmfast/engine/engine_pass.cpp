@@ -135,6 +135,8 @@ void engine::sample(const std::vector<slot *> & out) {
         last_sample_us_ += s->last_pick_us_;
     }
     counts_.sample_us += now_us() - start;
+    std::vector<slot *>                            going_on;
+    std::vector<std::pair<slot *, finish_reason>>  ending;
     for (slot * slot : out) {
         stream & s = *slot->s;
         const int64_t wait_ms = s.request_.max_prompt_ms;
@@ -144,7 +146,7 @@ void engine::sample(const std::vector<slot *> & out) {
             continue;
         }
         if (s.request_.max_tokens == 0) {
-            end(*slot, finish_reason::length);
+            ending.emplace_back(slot, finish_reason::length);
             continue;
         }
         try {
@@ -154,15 +156,22 @@ void engine::sample(const std::vector<slot *> & out) {
                                                (limit >= 0 && now_us() - s.first_us_ >= limit * 1000))) {
                 step = stream::step::length;
             }
-            if (step != stream::step::more) {
-                end(*slot, step == stream::step::stop ? finish_reason::stop : finish_reason::length);
-                continue;
+            if (step == stream::step::more) {
+                slot->want.push_back(s.last_token_);
+                going_on.push_back(slot);
+            } else {
+                ending.emplace_back(slot, step == stream::step::stop ? finish_reason::stop : finish_reason::length);
             }
-            slot->want.push_back(s.last_token_);
-            s.hand_over();
         } catch (const error & e) {
             end(*slot, finish_reason::failed, &e);
         }
+    }
+    // All at once, so that who waits for several of them is woken once; and before the work that ends cause.
+    for (slot * slot : going_on) {
+        slot->s->hand_over();
+    }
+    for (const auto & [slot, reason] : ending) {
+        end(*slot, reason);
     }
 }
 

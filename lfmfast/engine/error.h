@@ -24,6 +24,7 @@ enum class error_code : int {
     sampling,          // logits that can't be sampled: NaN, or nothing above -inf
     queue_full,        // `limit` requests wait already
     deadline,          // a request's time was over before it gave anything
+    constraint,        // a grammar that can't be followed any further
 };
 
 struct error : std::runtime_error {

@@ -28,19 +28,23 @@ void write_one(int fd) {
 }  // namespace
 
 void mailbox::post(uint64_t id) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_) {
-        return;
-    }
-    const bool first = ids_.empty();
-    if (std::find(ids_.begin(), ids_.end(), id) == ids_.end()) {
-        ids_.push_back(id);
-    }
-    if (first) {
-        if (fd_ >= 0) {
-            write_one(fd_);
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (closed_) {
+            return;
         }
-        changed_.notify_one();
+        const bool first = ids_.empty();
+        if (std::find(ids_.begin(), ids_.end(), id) == ids_.end()) {
+            ids_.push_back(id);
+        }
+        if (!first) {
+            return;
+        }
+    }
+    changed_.notify_one();
+    std::lock_guard<std::mutex> lock(fd_mutex_);
+    if (fd_ >= 0) {
+        write_one(fd_);
     }
 }
 
@@ -53,9 +57,13 @@ bool mailbox::wait(int timeout_ms, std::vector<uint64_t> & ids) {
 }
 
 void mailbox::close() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        closed_ = true;
+    }
     changed_.notify_all();
+    std::lock_guard<std::mutex> lock(fd_mutex_);
+    fd_ = -1;
 }
 
 }  // namespace lfmfast

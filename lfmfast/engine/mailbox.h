@@ -24,8 +24,10 @@ class mailbox {
     std::mutex              mutex_;
     std::condition_variable changed_;
     std::vector<uint64_t>   ids_;
-    int                     fd_;
     bool                    closed_ = false;
+    // Held while the descriptor is written to: not mutex_, which whoever is woken by that takes at once.
+    std::mutex              fd_mutex_;
+    int                     fd_;  // -1 after close()
 };
 
 }  // namespace lfmfast

@@ -331,4 +331,32 @@ std::shared_ptr<model> model_loader::take() {
     return std::move(model_);
 }
 
+std::vector<std::string> named_templates() {
+    std::vector<const char *> names(llama_chat_builtin_templates(nullptr, 0));
+    llama_chat_builtin_templates(names.data(), names.size());
+    return {names.begin(), names.end()};
+}
+
+std::string render_named_template(const std::string & name, const std::vector<std::pair<std::string, std::string>> & messages,
+                                  bool add_generation_prompt) {
+    const auto names = named_templates();
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+        throw error(error_code::invalid_argument, "there is no chat template named '" + name + "'");
+    }
+    std::vector<llama_chat_message> chat;
+    for (const auto & [role, content] : messages) {
+        chat.push_back({role.c_str(), content.c_str()});
+    }
+    std::string text;
+    for (int pass = 0; pass < 2; ++pass) {  // the first one finds the size
+        const int32_t n = llama_chat_apply_template(name.c_str(), chat.data(), chat.size(), add_generation_prompt, text.data(),
+                                                    static_cast<int32_t>(text.size()));
+        if (n < 0) {
+            throw error(error_code::invalid_argument, "llama.cpp's chat template '" + name + "' can't show these messages");
+        }
+        text.resize(static_cast<size_t>(n));
+    }
+    return text;
+}
+
 }  // namespace lfmfast

@@ -136,6 +136,12 @@ struct gguf_header {
 };
 gguf_header read_gguf(const std::string & path, uint64_t max_elements);  // throws model_load
 
+// llama.cpp's chat templates that are known by a name; `render` throws invalid_argument for a name that is none of them.
+std::vector<std::string> named_templates();
+std::string              render_named_template(const std::string & name,
+                                               const std::vector<std::pair<std::string, std::string>> & messages,  // role, content
+                                               bool add_generation_prompt);
+
 // Facts about the build and the machine, as (name, value); see build_info.cpp.
 std::vector<std::pair<std::string, std::string>> build_info();
 

@@ -3,6 +3,7 @@
 
 #include "engine/decoder.h"
 #include "engine/error.h"
+#include "engine/guide.h"
 #include "engine/mailbox.h"
 #include "engine/sampler.h"
 #include "engine/text_stream.h"
@@ -17,19 +18,6 @@
 
 namespace lfmfast {
 
-// What decides, beside the sampler, which tokens may come next: a grammar. Used by the engine's thread only; what it throws
-// ends its own request.
-class token_filter {
-  public:
-    virtual ~token_filter() = default;
-
-    virtual bool allows(int32_t token) = 0;
-    // Sets the logits of all tokens that may not come next to -inf. Called when a sampled token is not allowed: sampling
-    // first and filtering only then is llama.cpp's rule (common_sampler_sample).
-    virtual void apply(float * logits, int32_t n_vocab) = 0;
-    virtual void accept(int32_t token) = 0;
-};
-
 struct request {
     std::vector<int32_t>     prompt;
     sampler_params           sampling;
@@ -42,7 +30,7 @@ struct request {
     int32_t                  priority     = 0;     // higher ones leave the queue first
     int64_t                  max_prompt_ms  = -1;  // from submission to the first token; later: error deadline
     int64_t                  max_predict_ms = -1;  // from the first token on; later: finish_reason::length
-    std::shared_ptr<token_filter> filter;
+    guide_params             guide;
     std::shared_ptr<mailbox> inbox;                // also told of news, under `inbox_id`
     uint64_t                 inbox_id = 0;
 };
@@ -56,9 +44,10 @@ struct token_info {
     std::vector<token_logprob> top;
 };
 
-// Some text and the tokens that made it.
+// Some text and the tokens that made it, all of one channel. A marker is a piece of its own.
 struct piece {
     std::string             text;
+    channel                 kind = channel::content;
     std::vector<token_info> tokens;
     int64_t                 ready_us = 0;  // now_us() when it was handed over
 };
@@ -106,6 +95,8 @@ class stream {
     step take(const vocabulary & vocab);                        // puts next_ into the text; throws pick_error_
     void hand_over();                                           // what may be shown now
     void flush();                                               // all of it, before the end
+    void give(int64_t now);                                     // closed_ and what is pending with text
+    void turn_to(channel kind);                                 // begins another piece if that is of another channel
     void finish(finish_reason reason);
     void fail(const error & e);
 
@@ -125,6 +116,8 @@ class stream {
     token_info             next_;
     std::unique_ptr<error> pick_error_;
     piece                  pending_;
+    std::vector<piece>     closed_;    // pieces before it, of other channels
+    guide                  guide_;
     std::vector<float>     filtered_;
 
     std::mutex              mutex_;

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -15,9 +14,9 @@ from starlette.routing import Route
 from lfmfast.server.body import json_response, read_object
 from lfmfast.server.errors import ApiError, invalid, to_api_error
 from lfmfast.server.fields import Fields
-from lfmfast.server.sse import PING, EventStream, Frame, Reading, named_event
+from lfmfast.server.sse import PING, EventStream, Frame, Frames, Reading, named_event
 from lfmfast.server.state import state_of
-from lfmfast.server.turn import Turn, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
+from lfmfast.server.turn import Turn, add_text, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
 from lfmfast.types import Usage
 
 __all__ = ["ROUTES", "to_chat"]
@@ -52,7 +51,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     messages = _system(body.get("system"))
     for i, message in enumerate(items_of(body["messages"], "messages")):
         messages += _messages(message, f"messages[{i}]")
-    chat["messages"] = messages if body["messages"] else []
+    chat["messages"] = messages or [{"role": "system", "content": ""}]  # llama-server lets the model say what it likes
     if body.get("tools") is not None:
         chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(items_of(body["tools"], "tools"))]
     chat["tool_choice"] = _tool_choice(body.get("tool_choice"))
@@ -93,7 +92,7 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
     for i, block in enumerate(items_of(content, f"{where}.content")):
         at, kind = f"{where}.content[{i}]", block.get("type")
         if kind == "text":
-            own()["content"] += get_text(block, "text", at)
+            add_text(own(), get_text(block, "text", at))
         elif kind == "thinking" and role == "assistant":
             thoughts = own().get("thinking", "") + get_text(block, "thinking", at)
             own().update(thinking=thoughts, reasoning_content=thoughts)  # the names that templates know
@@ -215,33 +214,29 @@ async def messages(request: Request) -> Response:
     return json_response(_message(turn, content, _stop(turn), done.usage))
 
 
-async def _frames(turn: Turn) -> AsyncGenerator[bytes]:
+def _frames(turn: Turn) -> Frames:
     delta = Frame(lambda text: named_event("content_block_delta", {
         "type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}))  # fmt: skip
-    begun = opened = False
-    yield PING  # how much is cached, and so the first event, is only known when the engine has begun
-    async with contextlib.aclosing(turn.answers.batches()) as batches:
-        async for batch in batches:
-            frames = []
-            if not begun:
-                begun = True
-                usage = Usage(turn.stream.n_prompt, 0, max(turn.stream.n_cached, 0))
-                message = _message(turn, [], {"stop_reason": None, "stop_sequence": None}, usage)
-                frames.append(named_event("message_start", {"type": "message_start", "message": message}))
-            for _, pieces in batch:
-                if isinstance(pieces, Reading):
-                    continue
-                for piece in pieces:
-                    if piece.text and not opened:
-                        opened = True
-                        start = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-                        frames.append(named_event("content_block_start", start))
-                    if piece.text:
-                        frames.append(delta(piece.text))
-                    if piece.usage is not None:
-                        frames += _end(turn, opened, piece.usage)
-            if frames:
-                yield b"".join(frames)
+    opened = False
+    batch = yield PING  # how much is cached, and so the first event, is only known when the engine has begun
+    usage = Usage(turn.stream.n_prompt, 0, max(turn.stream.n_cached, 0))
+    message = _message(turn, [], {"stop_reason": None, "stop_sequence": None}, usage)
+    frames = [named_event("message_start", {"type": "message_start", "message": message})]
+    while True:
+        for _, pieces in batch:
+            if isinstance(pieces, Reading):
+                continue
+            for piece in pieces:
+                if piece.text and not opened:
+                    opened = True
+                    start = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+                    frames.append(named_event("content_block_start", start))
+                if piece.text:
+                    frames.append(delta(piece.text))
+                if piece.usage is not None:
+                    return b"".join((*frames, *_end(turn, opened, piece.usage)))
+        batch = yield b"".join(frames)
+        frames = []
 
 
 def _end(turn: Turn, opened: bool, usage: Usage) -> list[bytes]:

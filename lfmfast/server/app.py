@@ -15,12 +15,14 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
 from lfmfast.aio import AsyncModel
 from lfmfast.server.body import json_response
 from lfmfast.server.errors import TYPES, ApiError
 from lfmfast.server.middleware import Gate
 from lfmfast.server.settings import Settings
+from lfmfast.server.sse import DIRECT_SEND
 from lfmfast.server.state import ServerState, Slot
 
 __all__ = ["Load", "create_app"]
@@ -30,7 +32,7 @@ log = logging.getLogger("lfmfast.server")
 Load = Callable[[], Awaitable[AsyncModel]]
 
 #: Modules whose ROUTES are served, in the order in which they are looked at.
-MODULES = ("openai", "completion", "system", "slots", "anthropic", "responses", "page")
+MODULES = ("openai", "completion", "system", "slots", "anthropic", "responses", "page", "openapi")
 
 
 def create_app(settings: Settings, load: Load, *, ended: Callable[[Exception | None], None] | None = None) -> Starlette:
@@ -73,10 +75,16 @@ def create_app(settings: Settings, load: Load, *, ended: Callable[[Exception | N
             if model is not None:
                 await model.close()
 
-    app = Starlette(routes=routes(settings), lifespan=lifespan, middleware=[Middleware(Gate, state=state)],
+    app = _App(routes=routes(settings), lifespan=lifespan, middleware=[Middleware(Gate, state=state)],
                     exception_handlers={HTTPException: _http_error})  # fmt: skip
     app.state.server = state
     return app
+
+
+class _App(Starlette):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await super().__call__(scope, receive, send)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -13,7 +13,8 @@ from lfmfast.server.state import state_of
 
 __all__ = ["json_bytes", "json_response", "parse_object", "read_object"]
 
-_encode = msgspec.json.Encoder().encode
+#: A value as UTF-8 JSON; what floats can't say there (NaN, infinities) becomes null.
+json_bytes = msgspec.json.Encoder().encode
 
 
 def parse_object(data: bytes, max_nesting: int) -> dict[str, Any]:
@@ -40,11 +41,6 @@ def parse_object(data: bytes, max_nesting: int) -> dict[str, Any]:
 async def read_object(request: Request) -> dict[str, Any]:
     """The object in a request's body; raises as :func:`parse_object`."""
     return parse_object(await request.body(), state_of(request).settings.max_nesting)
-
-
-def json_bytes(value: Any) -> bytes:
-    """A value as UTF-8 JSON; what floats can't say there (NaN, infinities) becomes null."""
-    return _encode(value)
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +18,7 @@ from lfmfast.server import shapes
 from lfmfast.server.body import json_response, read_object
 from lfmfast.server.errors import ApiError, invalid
 from lfmfast.server.fields import Generation, parse_generation
-from lfmfast.server.sse import Answers, EventStream, Last, Reading, event
+from lfmfast.server.sse import Answers, EventStream, Frames, Reading, event
 from lfmfast.server.state import ServerState, Task, state_of
 from lfmfast.types import Completion, Piece, Timings
 
@@ -124,7 +122,7 @@ async def begin(request: Request, state: ServerState, prompt: Any, generation: G
             encoded = await asyncio.to_thread(lambda: [_tokens(model.model, item) for item in prompts])
         else:
             encoded = [_tokens(model.model, item) for item in prompts]
-        settings = settings_of(generation, params)
+        settings = settings_of(generation, params, model.model)
         for tokens in encoded:
             for i in range(generation.n):
                 stream = model.stream(tokens, **generation.options(params, i))
@@ -134,11 +132,12 @@ async def begin(request: Request, state: ServerState, prompt: Any, generation: G
     return job
 
 
-def settings_of(generation: Generation, params: SamplingParams) -> dict[str, Any]:
-    """`generation_settings`."""
-    return shapes.generation_settings(params, n_predict=generation.n_predict, stop=generation.stop, stream=generation.stream,
-                                      n_probs=max(generation.n_probs, 0),
-                                      timings_per_token=generation.timings_per_token)  # fmt: skip
+def settings_of(generation: Generation, params: SamplingParams, model: Model, reasoning_format: str = "none") -> dict[str, Any]:
+    """`generation_settings`. Thoughts of a completion of a plain prompt are a part of its text: the format is "none"."""
+    return shapes.generation_settings(params, end_tokens=model.end_tokens, n_predict=generation.n_predict,
+                                      stop=generation.stop, stream=generation.stream, n_probs=max(generation.n_probs, 0),
+                                      timings_per_token=generation.timings_per_token, reasoning_format=reasoning_format,
+                                      constraint=generation.constraint)  # fmt: skip
 
 
 def reading_of(generation: Generation, reading: Reading) -> dict[str, Any]:
@@ -183,6 +182,8 @@ class Final:
         Of the stream among those of the request.
     tokens : list of int
         The prompt's.
+    reasoning_format : str
+        What became of thoughts.
     """
 
     state: ServerState
@@ -190,6 +191,7 @@ class Final:
     params: SamplingParams
     index: int
     tokens: list[int]
+    reasoning_format: str = "none"
 
     def final(self, stream: AsyncStream, done: Completion | None = None, id_slot: int = -1) -> dict[str, Any]:
         """The object; with the answer itself only where `done` gives it, as it was streamed otherwise."""
@@ -207,7 +209,7 @@ class Final:
             "model": self.state.model_name,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": settings_of(generation, self.params),
+            "generation_settings": settings_of(generation, self.params, model, self.reasoning_format),
             "prompt": b"".join([model.native.piece(token) for token in self.tokens]).decode("utf-8", "replace"),
             "has_new_line": "\n" in stream.text,
             "truncated": stream.finish_reason == "length" and n_total >= model.n_ctx and usage.completion_tokens != n_predict,
@@ -247,13 +249,14 @@ async def completion(request: Request) -> Response:
         raise invalid("'prompt' is required")
     job = await begin(request, state, body["prompt"], generation)
     if generation.stream:
-        return EventStream(job.answers, _frames(state, generation, job), ping_s=generation.ping_s)
+        return EventStream(job.answers, _frames(state, generation, job), ping_s=generation.ping_s,
+                           readings=generation.return_progress)
     done = await job.answers.results()
     out = [final.final(job.answers.streams[i], done[i], job.id_slot(i)) for i, final in enumerate(job.finals)]
     return json_response(out[0] if len(out) == 1 else out)
 
 
-async def _frames(state: ServerState, generation: Generation, job: Job) -> AsyncGenerator[bytes]:
+def _frames(state: ServerState, generation: Generation, job: Job) -> Frames:
     streams = job.answers.streams
     meters = [Meter() for _ in streams]
     n_open = len(streams)
@@ -262,25 +265,23 @@ async def _frames(state: ServerState, generation: Generation, job: Job) -> Async
         return event({"index": i, "content": text, "tokens": tokens, "stop": False, "id_slot": job.id_slot(i),
                       "tokens_predicted": meters[i].n_tokens, "tokens_evaluated": streams[i].n_prompt, **more})  # fmt: skip
 
-    async with contextlib.aclosing(job.answers.batches(generation.return_progress)) as batches:
-        async for batch in batches:
-            frames = []
-            for i, item in batch:
-                if isinstance(item, Reading):
-                    frames.append(part(i, "", (), **reading_of(generation, item)))
-                    continue
-                for piece in item:
-                    if piece.text or piece.tokens:
-                        meters[i].count(piece)
-                        more = _extras(state, generation, piece, meters[i], streams[i])
-                        frames.append(part(i, piece.text, piece.tokens, **more))
-                if item[-1].finish_reason is not None:
-                    n_open -= 1
-                    frames.append(event(job.finals[i].final(streams[i], None, job.id_slot(i))))
-            if n_open == 0:
-                yield Last(b"".join(frames))
-            elif frames:
-                yield b"".join(frames)
+    frames: list[bytes] = []
+    while n_open:
+        batch = yield b"".join(frames)
+        frames = []
+        for i, item in batch:
+            if isinstance(item, Reading):
+                frames.append(part(i, "", (), **reading_of(generation, item)))
+                continue
+            for piece in item:
+                if piece.text or piece.tokens:
+                    meters[i].count(piece)
+                    more = _extras(state, generation, piece, meters[i], streams[i])
+                    frames.append(part(i, piece.text, piece.tokens, **more))
+            if item[-1].finish_reason is not None:
+                n_open -= 1
+                frames.append(event(job.finals[i].final(streams[i], None, job.id_slot(i))))
+    return b"".join(frames)
 
 
 def _extras(state: ServerState, generation: Generation, piece: Piece, meter: Meter, stream: AsyncStream) -> dict[str, Any]:

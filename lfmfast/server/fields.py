@@ -30,6 +30,8 @@ N_MAX = 128
 TOP_MAX = 1024
 #: Resolved sampling parameters that are kept per model.
 KNOWN_MAX = 256
+#: Seconds between two comments on a stream, at least: sending them is work that others wait for.
+PING_MIN_S = 0.01
 #: Largest logit bias.
 BIAS_MAX = 1e6
 #: `samplers` given as letters.
@@ -40,6 +42,9 @@ FLOATS = ("temperature", "top_p", "min_p", "repeat_penalty", "repetition_penalty
           "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent",
           "dry_multiplier", "dry_base", "mirostat_tau", "mirostat_eta")  # fmt: skip
 INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "min_keep")
+#: Names of the most tokens that a thought can have; the first one that is there counts.
+BUDGETS = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens")
+REASONING_FORMATS = ("auto", "deepseek", "none")
 #: Other names of fields; the first one that is there counts.
 MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 
@@ -62,12 +67,9 @@ def _is_one(value: Any) -> bool:
 
 # What is not supported, by name, and the values that ask for nothing.
 REFUSED: dict[str, Harmless] = {
-    "grammar": lambda value: value == "",
-    "json_schema": lambda _: False,
     "grammar_lazy": _is_empty,
     "grammar_triggers": _is_empty,
     "preserved_tokens": _is_empty,
-    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
     "post_sampling_probs": _is_empty,
     "lora": _is_empty,
     "adaptive_target": _is_below_zero,
@@ -81,11 +83,7 @@ REFUSED: dict[str, Harmless] = {
     "audio": _is_empty,
     "web_search_options": lambda _: False,
     "reasoning_effort": lambda _: False,
-    "reasoning_format": lambda value: value in ("auto", "none"),
     "reasoning_control": _is_empty,
-    "reasoning_budget_tokens": _is_below_zero,
-    "thinking_budget_tokens": _is_below_zero,
-    "reasoning_budget_message": _is_empty,
 }
 
 
@@ -105,6 +103,11 @@ class Generation:
         Log probabilities of this many likely tokens are shown; -1: none at all, not even those of the answer's tokens.
     n : int
         Answers to each prompt.
+    constraint : mapping
+        What the answer has to be: one of `response_format`, `json_schema` and `grammar`, as :meth:`lfmfast.Model.stream` takes
+        them; or nothing.
+    reasoning : mapping
+        `reasoning_budget` and `reasoning_budget_message`, likewise.
     ping_s : float
         A stream with nothing to send for so long sends a comment; 0 and less: never.
     """
@@ -129,6 +132,8 @@ class Generation:
     verbose: bool = False
     id_slot: int = -1
     ping_s: float = 30.0
+    constraint: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: Mapping[str, Any] = field(default_factory=dict)
 
     def resolved(self, model: Model) -> SamplingParams:
         """The sampling parameters with every field set, and every token of `logit_bias` as its id."""
@@ -159,7 +164,7 @@ class Generation:
             "sampling": params, "max_tokens": None if self.n_predict < 0 else self.n_predict, "stop": self.stop,
             "logprobs": None if self.n_probs < 0 else self.n_probs, "cache_prompt": self.cache_prompt,
             "cache_reuse": self.cache_reuse, "t_max_prompt_ms": self.t_max_prompt_ms,
-            "t_max_predict_ms": self.t_max_predict_ms, "priority": self.priority,
+            "t_max_predict_ms": self.t_max_predict_ms, "priority": self.priority, **self.constraint, **self.reasoning,
         }  # fmt: skip
 
 
@@ -200,7 +205,10 @@ def parse_generation(body: Mapping[str, Any], settings: Settings, *, chat: bool)
     stream_options = Fields(fields.mapping("stream_options"))
     sampling, text_bias = _sampling(fields, settings)
     ping = fields.number("sse_ping_interval")
+    if ping is not None and 0 < ping < PING_MIN_S:
+        raise wrong("sse_ping_interval", f"0 or less (never), or at least {PING_MIN_S} (seconds)", ping)
     limit = fields.integer("t_max_predict_ms", -1, 2**53)
+    constraint, reasoning = _constraint(fields), _reasoning(fields, settings)
     generation = Generation(
         sampling=sampling,
         text_bias=text_bias,
@@ -222,9 +230,41 @@ def parse_generation(body: Mapping[str, Any], settings: Settings, *, chat: bool)
         verbose=fields.boolean("verbose", settings.verbose),
         id_slot=_or(fields.integer("id_slot", -1), -1),
         ping_s=settings.sse_ping_s if ping is None else ping,
+        constraint=constraint,
+        reasoning=reasoning,
     )
     fields.log_unknown(KNOWN)
     return generation
+
+
+def _constraint(fields: Fields) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    schema = fields.get("json_schema")
+    if schema is not None:
+        if not isinstance(schema, (dict, bool)):
+            raise wrong("json_schema", "an object", schema)
+        found["json_schema"] = schema
+    grammar = fields.get("grammar")
+    if grammar is not None and not isinstance(grammar, str):
+        raise wrong("grammar", "a string", grammar)
+    if grammar:
+        found["grammar"] = grammar
+    form = fields.mapping("response_format")
+    if form and form.get("type") != "text":
+        found["response_format"] = form
+    if len(found) > 1:
+        raise invalid(f"'{(names := list(found))[0]}' and '{names[1]}' can't be given together")
+    return found
+
+
+def _reasoning(fields: Fields, settings: Settings) -> dict[str, Any]:
+    asked = _or(_first(fields, BUDGETS, -1), -1)
+    budget = settings.reasoning_budget if asked < 0 else asked
+    message = fields.get("reasoning_budget_message")
+    if message is not None and not isinstance(message, str):
+        raise wrong("reasoning_budget_message", "a string", message)
+    found = {} if budget < 0 else {"reasoning_budget": budget}
+    return {**found, "reasoning_budget_message": message} if message else found
 
 
 def _or(value: int | None, default: int) -> int:
@@ -232,7 +272,8 @@ def _or(value: int | None, default: int) -> int:
 
 
 def _first(fields: Fields, names: Sequence[str], low: int, high: int = INT_MAX) -> int | None:
-    return next((value for name in names if (value := fields.integer(name, low, high)) is not None), None)
+    values = [fields.integer(name, low, high) for name in names]  # all are checked, whichever counts
+    return next((value for value in values if value is not None), None)
 
 
 def _n_predict(fields: Fields, settings: Settings) -> int:
@@ -241,15 +282,15 @@ def _n_predict(fields: Fields, settings: Settings) -> int:
 
 
 def _n_probs(fields: Fields, chat: bool) -> int:
-    n = fields.integer("n_probs", 0, TOP_MAX)
+    n, top = fields.integer("n_probs", 0, TOP_MAX), fields.integer("top_logprobs", 0, TOP_MAX)
+    if not chat and not isinstance(fields.get("logprobs"), bool):
+        wanted, shown = False, fields.integer("logprobs", 0, TOP_MAX)  # 0: the answer's tokens, without alternatives
+    else:
+        wanted, shown = fields.boolean("logprobs"), None
     if n is not None:
         return n or -1
-    value = fields.get("logprobs")
-    if not chat and not isinstance(value, bool):
-        n = fields.integer("logprobs", 0, TOP_MAX)  # OpenAI's 0: those of the answer's tokens, without alternatives
-        return -1 if n is None else n
-    wanted = fields.boolean("logprobs")
-    top = fields.integer("top_logprobs", 0, TOP_MAX)
+    if shown is not None:
+        return shown
     if top is not None and not wanted:
         raise invalid("'top_logprobs' needs 'logprobs' to be true")
     if not wanted:
@@ -329,18 +370,26 @@ class Conversation:
 
     messages: list[Any]
     tools: list[Any] | None = None
+    calling: Mapping[str, Any] = field(default_factory=dict)
+    """`tool_choice`, `parallel_tool_calls` and `parse_tool_calls`, as :meth:`lfmfast.Model.stream` takes them."""
+    reasoning_format: str = "auto"
     continue_final_message: bool = False
     template_options: dict[str, Any] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
         """Options of :meth:`lfmfast.AsyncModel.stream`."""
-        return {"tools": self.tools, "continue_final_message": self.continue_final_message,
+        return {"tools": self.tools, **self.calling, "reasoning_format": self.reasoning_format,
+                "continue_final_message": self.continue_final_message,
                 "template_options": self.template_options}  # fmt: skip
+
+    def prompt_options(self) -> dict[str, Any]:
+        """Options of :meth:`lfmfast.Model.encode`: what the prompt depends on."""
+        tools = None if self.calling.get("tool_choice") == "none" else self.tools
+        return {"tools": tools, "continue_final_message": self.continue_final_message, **self.template_options}
 
     def encode(self, model: Model) -> list[int]:
         """The token ids that the conversation is read as."""
-        return model.encode(self.messages, tools=self.tools, continue_final_message=self.continue_final_message,
-                            **self.template_options)  # fmt: skip
+        return model.encode(self.messages, **self.prompt_options())
 
 
 def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversation:
@@ -360,15 +409,16 @@ def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversat
     for i, message in enumerate(messages):  # numbers would be token ids
         if not isinstance(message, dict):
             raise wrong(f"messages[{i}]", "an object", message)
-    choice, tools = fields.get("tool_choice"), fields.get("tools")
-    if choice not in (None, "auto", "none"):
-        raise invalid(f"'tool_choice' {show(choice)} is not supported yet: it can be 'auto' or 'none'")
+    tools = fields.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise wrong("tools", "an array", tools)
-    if choice == "none":
-        tools = None  # what the model doesn't know of it can't call
-    if fields.get("parallel_tool_calls") is not None and not fields.boolean("parallel_tool_calls") and tools:
-        raise invalid("'parallel_tool_calls' false is not supported yet")
+    calling = {name: fields.boolean(name, True) for name in ("parallel_tool_calls", "parse_tool_calls")}
+    choice = fields.get("tool_choice")
+    if choice not in (None, "auto", "none", "required") and not isinstance(choice, dict):
+        raise wrong("tool_choice", "'auto', 'none', 'required', or an object that names a function", choice)
+    reasoning_format = fields.get("reasoning_format") or settings.reasoning_format
+    if reasoning_format not in REASONING_FORMATS:
+        raise wrong("reasoning_format", f"one of {', '.join(REASONING_FORMATS)}", reasoning_format)
     options = {**settings.chat_template_kwargs, **fields.mapping("chat_template_kwargs")}
     if reserved := RESERVED & options.keys():
         raise invalid(f"'chat_template_kwargs' can't set {sorted(reserved)[0]!r}")
@@ -379,7 +429,9 @@ def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversat
             raise invalid("'add_generation_prompt' and 'continue_final_message' can't both be true")
         goes_on = goes_on and not opened
         options["add_generation_prompt"] = opened
-    return Conversation(messages=messages, tools=tools or None, continue_final_message=goes_on, template_options=options)
+    return Conversation(messages=messages, tools=tools or None, calling={"tool_choice": choice, **calling},
+                        reasoning_format=reasoning_format, continue_final_message=goes_on,
+                        template_options=options)  # fmt: skip
 
 
 def _goes_on(fields: Fields, messages: list[Any]) -> bool:
@@ -399,5 +451,6 @@ KNOWN = OTHERS | NO_EFFECT | REFUSED.keys() | frozenset((
     "logprobs", "top_logprobs", "n", "n_cmpl", "cache_prompt", "n_cache_reuse", "t_max_prompt_ms", "t_max_predict_ms",
     "priority", "stream", "stream_options", "timings_per_token", "return_progress", "return_tokens", "response_fields",
     "verbose", "sse_ping_interval", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
-    "parallel_tool_calls", "adaptive_decay",
+    "parallel_tool_calls", "parse_tool_calls", "adaptive_decay", "grammar", "json_schema", "response_format",
+    "reasoning_format", "reasoning_budget_message", *BUDGETS,
 ))  # fmt: skip

@@ -21,9 +21,9 @@ from lfmfast.server.state import RequestRecord, ServerState, current_record
 __all__ = ["PUBLIC", "Gate"]
 
 #: Answered without a key. The page asks for one itself.
-PUBLIC = frozenset({"/", "/index.html", "/health", "/v1/health"})
+PUBLIC = frozenset({"/", "/index.html", "/openapi.json", "/health", "/v1/health"})
 #: Answered without a model: the page shows that it is being loaded.
-ALWAYS = frozenset({"/", "/index.html"})
+ALWAYS = frozenset({"/", "/index.html", "/openapi.json"})
 
 #: nginx's status of a request whose client went away; only in the log.
 CLIENT_GONE = 499

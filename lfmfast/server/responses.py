@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -15,9 +14,9 @@ from lfmfast.server import completion, shapes
 from lfmfast.server.body import json_bytes, json_response, read_object
 from lfmfast.server.errors import ApiError, invalid
 from lfmfast.server.fields import Fields
-from lfmfast.server.sse import EventStream, Reading, named_event
+from lfmfast.server.sse import EventStream, Frames, Reading, named_event
 from lfmfast.server.state import state_of
-from lfmfast.server.turn import Turn, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
+from lfmfast.server.turn import Turn, add_text, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
 from lfmfast.types import FinishReason, Usage
 
 __all__ = ["ROUTES", "to_chat"]
@@ -69,10 +68,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_options(body: Mapping[str, Any]) -> None:
     """Fields whose usual values ask for nothing."""
-    options = {name: body.get(name) or {} for name in ("text", "reasoning")}
-    for name, value in options.items():
-        if not isinstance(value, dict):
-            raise invalid(f"'{name}' must be an object")
+    options = {name: Fields(body).mapping(name) for name in ("text", "reasoning")}
     text_format = options["text"].get("format")
     if text_format is not None and not (isinstance(text_format, dict) and text_format.get("type") == "text"):
         raise invalid("'text.format' other than text is not supported yet")
@@ -82,10 +78,10 @@ def _check_options(body: Mapping[str, Any]) -> None:
         raise invalid("'reasoning.effort' is not supported yet")
     if body.get("truncation") not in (None, "disabled"):
         raise invalid("'truncation' can only be 'disabled'")
-    include = body.get("include") or []
-    if not isinstance(include, list):
+    include = body.get("include")
+    if include is not None and not isinstance(include, list):
         raise invalid("'include' must be an array")
-    if "message.output_text.logprobs" in include:
+    if "message.output_text.logprobs" in (include or ()):
         raise invalid("'include' of 'message.output_text.logprobs' is not supported yet")
 
 
@@ -94,28 +90,28 @@ def _add(found: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
 
     def of_assistant() -> dict[str, Any]:
         if not found or found[-1]["role"] != "assistant":
-            found.append({"role": "assistant", "content": ""})
+            return _new(found, "assistant")
         return found[-1]
 
-    kind = item.get("type") or "message"
+    kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
         if role not in ("user", "assistant", "system", "developer"):
             raise invalid(f"'{where}.role' must be 'user', 'assistant', 'system' or 'developer'")
-        text = _text(item.get("content"), f"{where}.content")
-        if role == "assistant":
-            of_assistant()["content"] += text
-        else:
-            found.append({"role": role, "content": text})
+        message = of_assistant() if role == "assistant" else _new(found, role)
+        for text in _texts(item.get("content"), f"{where}.content"):
+            add_text(message, text)
     elif kind == "function_call":
         function = {"name": get_text(item, "name", where), "arguments": get_text(item, "arguments", where)}
         call = {"id": get_text(item, "call_id", where), "type": "function", "function": function}
         of_assistant().setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        content = _text(item.get("output"), f"{where}.output")
-        found.append({"role": "tool", "tool_call_id": get_text(item, "call_id", where), "content": content})
+        message = _new(found, "tool")
+        message["tool_call_id"] = get_text(item, "call_id", where)
+        for text in _texts(item.get("output"), f"{where}.output"):
+            add_text(message, text)
     elif kind == "reasoning":
-        parts = items_of(item.get("content") or [], f"{where}.content")
+        parts = [] if item.get("content") is None else items_of(item["content"], f"{where}.content")
         thoughts = "".join(get_text(part, "text", f"{where}.content[{i}]") for i, part in enumerate(parts))
         if thoughts:
             of_assistant().update(thinking=thoughts, reasoning_content=thoughts)  # the names that templates know
@@ -123,16 +119,21 @@ def _add(found: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
         raise refuse_part(kind, where)
 
 
-def _text(content: Any, where: str) -> str:
+def _new(found: list[dict[str, Any]], role: str) -> dict[str, Any]:
+    found.append({"role": role, "content": ""})
+    return found[-1]
+
+
+def _texts(content: Any, where: str) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     texts = []
     for i, part in enumerate(items_of(content, where)):
         kind = part.get("type")
         if kind not in ("input_text", "output_text", "text", "refusal"):
             raise refuse_part(kind, f"{where}[{i}]")
         texts.append(get_text(part, "refusal" if kind == "refusal" else "text", f"{where}[{i}]"))
-    return "".join(texts)
+    return texts
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -199,7 +200,8 @@ async def responses(request: Request) -> Response:
     turn = await begin_turn(request, state_of(request), to_chat(body))
     reply = _Reply(turn, body)
     if turn.generation.stream:
-        return EventStream(turn.answers, _frames(reply), ping_s=turn.generation.ping_s, error_frame=_error_frame)
+        return EventStream(turn.answers, _frames(reply), ping_s=turn.generation.ping_s,
+                           readings=turn.generation.return_progress, error_frame=_error_frame)
     [done] = await turn.answers.results()
     return json_response(reply.whole(done.text, done.finish_reason, done.usage))
 
@@ -223,7 +225,7 @@ class _Events:
         return frame
 
 
-async def _frames(reply: _Reply) -> AsyncGenerator[bytes]:
+def _frames(reply: _Reply) -> Frames:
     turn, event = reply.turn, _Events()
     generation, stream = turn.generation, turn.stream
     meter = completion.Meter()
@@ -232,32 +234,31 @@ async def _frames(reply: _Reply) -> AsyncGenerator[bytes]:
     head = named_event("response.output_text.delta", {"type": "response.output_text.delta", **where, "logprobs": []})[:-3]
     texts: list[str] = []
     started = reply.response("in_progress")
-    yield event("response.created", response=started) + event("response.in_progress", response=started)
-    async with contextlib.aclosing(turn.answers.batches(generation.return_progress)) as batches:
-        async for batch in batches:
-            frames = []
-            for _, pieces in batch:
-                if isinstance(pieces, Reading):
-                    frames.append(event("response.in_progress", response=started, prompt_progress=shapes.progress(*pieces)))
-                    continue
-                for piece in pieces:
-                    meter.count(piece)
-                    if piece.text:
-                        if not texts:
-                            item, part = reply.item("in_progress", []), reply.part("")
-                            frames.append(event("response.output_item.added", output_index=0, item=item))
-                            frames.append(event("response.content_part.added", **where, part=part))
-                        texts.append(piece.text)
-                        times = b""
-                        if generation.timings_per_token:
-                            times = b',"timings":' + json_bytes(meter.timings(stream))
-                        frames.append(event.numbered(b'%b,"delta":%b%b}\n\n' % (head, json_bytes(piece.text), times)))
-                    if piece.usage is not None and piece.timings is not None:
-                        whole = reply.whole("".join(texts), piece.finish_reason, piece.usage)
-                        frames += _end(event, where, whole)
-                        frames.append(event("response.completed", response=whole, timings=shapes.timings(piece.timings)))
-            if frames:
-                yield b"".join(frames)
+    frames = [event("response.created", response=started), event("response.in_progress", response=started)]
+    while True:
+        batch = yield b"".join(frames)
+        frames = []
+        for _, pieces in batch:
+            if isinstance(pieces, Reading):
+                frames.append(event("response.in_progress", response=started, prompt_progress=shapes.progress(*pieces)))
+                continue
+            for piece in pieces:
+                meter.count(piece)
+                if piece.text:
+                    if not texts:
+                        item, part = reply.item("in_progress", []), reply.part("")
+                        frames.append(event("response.output_item.added", output_index=0, item=item))
+                        frames.append(event("response.content_part.added", **where, part=part))
+                    texts.append(piece.text)
+                    times = b""
+                    if generation.timings_per_token:
+                        times = b',"timings":' + json_bytes(meter.timings(stream))
+                    frames.append(event.numbered(b'%b,"delta":%b%b}\n\n' % (head, json_bytes(piece.text), times)))
+                if piece.usage is not None and piece.timings is not None:
+                    whole = reply.whole("".join(texts), piece.finish_reason, piece.usage)
+                    frames += _end(event, where, whole)
+                    frames.append(event("response.completed", response=whole, timings=shapes.timings(piece.timings)))
+                    return b"".join(frames)
 
 
 def _end(event: _Events, where: Mapping[str, Any], whole: Mapping[str, Any]) -> list[bytes]:

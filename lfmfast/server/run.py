@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -80,7 +81,7 @@ def serve(
     def ended(error: Exception | None) -> None:
         if error is not None:
             failures.append(error)
-            server.should_exit = True
+            server.stop()
         elif loaded is not None:
             loaded(state)
 
@@ -104,6 +105,26 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config)
         self._state = state
+        self._wake: Callable[[], object] | None = None
+
+    def stop(self) -> None:
+        """End it in order; from a signal handler or the loop."""
+        self.should_exit = True
+        if self._wake is not None:
+            self._wake()
+
+    async def main_loop(self) -> None:
+        if sys.platform == "win32":  # there, waiting holds signals up
+            await super().main_loop()
+            return
+        # uvicorn's looks ten times a second whether it should end, and between two tokens each look costs as much as a token.
+        loop, ending = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(ending.set)
+        while not await self.on_tick(0):  # the date that responses carry
+            timer = loop.call_later(1, ending.set)
+            await ending.wait()
+            timer.cancel()
+            ending.clear()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -121,7 +142,8 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             os._exit(FORCED)
-        self.should_exit = self._state.draining = True
+        self._state.draining = True
+        self.stop()
         # A download, or a connection to nowhere, can't be interrupted.
         left = self._state.settings.drain_s + 2 * GRACE_S if self._state.loaded is not None else GRACE_S
         watchdog = threading.Timer(left, os._exit, (0,))

@@ -11,7 +11,7 @@ from lfmfast.params import SamplingParams
 
 __all__ = ["ReasoningFormat", "Settings"]
 
-ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
+ReasoningFormat = Literal["auto", "deepseek", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,9 @@ class Settings:
     chat_template_kwargs : mapping
         Variables for the chat template, of requests that say nothing.
     reasoning_format : str
-        What becomes of thoughts in an answer.
+        What becomes of thoughts in an answer: "auto" and "deepseek" give them apart, "none" leaves them in the content.
+    reasoning_budget : int
+        Tokens of a thought, of requests that say nothing; -1: any number.
     slot_save_path : Path, optional
         Folder of POST /slots/N?action=save and restore; None: there is no such thing.
     metrics, slots, props, page : bool
@@ -71,6 +73,7 @@ class Settings:
     cache_reuse: int = 0
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_format: ReasoningFormat = "auto"
+    reasoning_budget: int = -1
     slot_save_path: Path | None = None
     metrics: bool = False
     slots: bool = True

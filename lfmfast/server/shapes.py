@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lfmfast.params import SamplingParams
@@ -75,12 +75,12 @@ def progress(total: int, cached: int, processed: int, time_ms: float) -> dict[st
 
 def finish_reason(reason: FinishReason | None) -> str:
     """OpenAI's word for how an answer ended. What was cancelled was cut short."""
-    return "stop" if reason == "stop" else "length"
+    return reason if reason in ("stop", "tool_calls") else "length"
 
 
 def stop_type(reason: FinishReason | None, stop_string: str | None) -> str:
     """llama-server's word for it."""
-    if reason == "stop":
+    if reason in ("stop", "tool_calls"):
         return "eos" if stop_string is None else "word"
     return "limit" if reason == "length" else "none"
 
@@ -130,17 +130,24 @@ def legacy_logprobs(model: Model, values: Iterable[TokenLogprob], n_top: int, of
 # --- settings ---
 
 
-def generation_settings(params: SamplingParams, *, n_predict: int, stop: Sequence[str], stream: bool, n_probs: int,
-                        timings_per_token: bool) -> dict[str, Any]:  # fmt: skip
+def generation_settings(params: SamplingParams, *, end_tokens: Sequence[int], n_predict: int, stop: Sequence[str],
+                        stream: bool, n_probs: int, timings_per_token: bool, reasoning_format: str = "none",
+                        constraint: Mapping[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
     """llama-server's description of how a text was, or would be, generated.
 
     Parameters
     ----------
     params : SamplingParams
         With every field set.
+    end_tokens : sequence of int
+        Tokens that end an answer; with `ignore_eos` they have a bias that forbids them.
+    constraint : mapping, optional
+        `grammar`, `json_schema` or `response_format`, as the request had it; the latter two are shown under their own names.
     """
     values = params.as_dict()
     bias, seed = values.pop("logit_bias", {}), values.pop("seed", -1)
+    if params.ignore_eos:
+        bias = {**bias, **dict.fromkeys(end_tokens, -math.inf)}
     values["samplers"] = list(values.get("samplers", ()))
     values["dry_sequence_breakers"] = list(values.get("dry_sequence_breakers", ()))
     return {
@@ -154,14 +161,15 @@ def generation_settings(params: SamplingParams, *, n_predict: int, stop: Sequenc
         "n_keep": 0,
         "n_discard": 0,
         "stream": stream,
-        "logit_bias": [{"bias": max(value, -sys.float_info.max), "token": token} for token, value in bias.items()],
+        "logit_bias": [{"bias": None if value == -math.inf else value, "token": token} for token, value in bias.items()],
         "n_probs": n_probs,
         "grammar": "",
+        **(constraint or {}),
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": [],
         "chat_format": "Content-only",
-        "reasoning_format": "none",
+        "reasoning_format": reasoning_format,
         "reasoning_in_content": False,
         "generation_prompt": "",
         "speculative.types": "none",

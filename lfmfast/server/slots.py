@@ -111,9 +111,7 @@ async def _save(state: ServerState, slot: Slot, path: Path) -> Response:
 
 def _held(model: Model, task: Task) -> list[int]:
     """The tokens that the context had at the end."""
-    options = dict(task.prompt_options)
-    options |= options.pop("template_options", None) or {}
-    prompt = model.encode(task.prompt, **options)
+    prompt = model.encode(task.prompt, **task.prompt_options)
     answer = list(task.stream.tokens)
     # The last one was sampled and never read, if it is not the end token, which is none of these.
     return prompt + (answer[:-1] if task.stream.finish_reason == "length" else answer)

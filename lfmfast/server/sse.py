@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+import types
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from lfmfast.aio import AsyncStream
 from lfmfast.server.body import json_bytes
 from lfmfast.server.errors import ApiError, to_api_error, unavailable
 from lfmfast.types import Completion, Piece
 
-__all__ = ["DONE", "PING", "Answers", "Batch", "EventStream", "Frame", "Last", "Reading", "event", "named_event"]
+__all__ = [
+    "DIRECT_SEND", "DONE", "PING", "Answers", "Batch", "EventStream", "Frame", "Frames", "Reading", "event", "named_event",
+]  # fmt: skip
 
 T = TypeVar("T")
 
 PING = b":\n\n"
 DONE = b"data: [DONE]\n\n"
+#: Where a scope has the server's own `send`: no layer above has to see what comes after the first message of a stream.
+DIRECT_SEND = "lfmfast.send"
 #: Seconds between two looks at how far a prompt is read, for clients that want to know.
 LOOK_S = 0.005
 
@@ -39,12 +45,6 @@ def event(data: Any) -> bytes:
 def named_event(name: str, data: Any) -> bytes:
     """A frame with a name, as Anthropic's."""
     return b"event: " + name.encode() + b"\ndata: " + json_bytes(data) + b"\n\n"
-
-
-class Last(bytes):
-    """Frames behind which nothing comes: the end of the response goes out with them, in one write."""
-
-    __slots__ = ()
 
 
 class Frame:
@@ -80,7 +80,10 @@ class Reading(NamedTuple):
     time_ms: float
 
 
+#: What has come of several streams, with their numbers.
 Batch = Sequence[tuple[int, list[Piece] | Reading]]
+#: Is sent batches and yields the frames to write for each (first those that come before all of them); returns the last ones.
+Frames = Generator[bytes, Batch, bytes]
 
 
 class Answers:
@@ -107,8 +110,14 @@ class Answers:
     def __init__(self, request: Request) -> None:
         self.streams: list[AsyncStream] = []
         self.gone = False
+        self._loop = asyncio.get_running_loop()
         self._receive = request.receive
         self._contexts = contextlib.ExitStack()
+        self._ready: dict[int, list[Reading]] = {}  # streams with news
+        self._looks: dict[int, _Look] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tell: Callable[[], object] = list
+        self._is_told = False
         self._watch = asyncio.create_task(self._watching())
 
     async def _watching(self) -> None:
@@ -139,8 +148,11 @@ class Answers:
     async def aclose(self) -> None:
         """Stop what still runs, and wait until it has stopped."""
         self._watch.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             for stream in self.streams:
+                stream.listen(None)
                 stream.cancel()
             for stream in self.streams:
                 await stream.aclose()
@@ -169,81 +181,85 @@ class Answers:
         finally:
             await self.aclose()
 
-    async def batches(self, readings: bool = False) -> AsyncGenerator[Batch]:
-        """What there is to send, as it comes: all that is ready at a time, with the numbers of the streams.
+    def follow(self, listener: Callable[[], object], readings: bool = False) -> None:
+        """Call `listener` in the loop when there is something to :meth:`take`: once for all that is ready at a time.
 
         Parameters
         ----------
         readings : bool
             Tell too how far prompts are read: the first says what was kept, the last that all is read.
         """
-        if len(self.streams) == 1 and not readings:
-            stream = self.streams[0]
-            while pieces := await stream.pieces():
-                self._check(pieces[-1].finish_reason)
-                yield ((0, pieces),)
-            return
-        ready: list[tuple[int, list[Piece] | Reading]] = []
-        news = asyncio.Event()
+        self._tell = listener
+        is_one = len(self.streams) == 1 and not readings
+        for i, stream in enumerate(self.streams):
+            stream.listen(listener if is_one else partial(self._news, i))
+            self._ready[i] = []
+        if readings:
+            self._looks = {i: _Look(stream, self._loop) for i, stream in enumerate(self.streams)}
+            self._look()
+        listener()
 
-        def put(i: int, item: list[Piece] | Reading) -> None:
-            ready.append((i, item))
-            news.set()
+    def _news(self, i: int) -> None:
+        self._ready.setdefault(i, [])
+        if not self._is_told:  # others may have news of the same pass
+            self._is_told = True
+            self._loop.call_soon(self._tell)
 
-        async def read(i: int, stream: AsyncStream) -> None:
-            first = asyncio.ensure_future(stream.pieces())
-            try:
-                if readings:
-                    await self._follow(stream, first, lambda reading: put(i, reading))
-                pieces = await first
-                while pieces:
-                    self._check(pieces[-1].finish_reason)
-                    put(i, pieces)
-                    pieces = await stream.pieces()
-            finally:
-                first.cancel()
-                news.set()
+    def _look(self) -> None:
+        for i, look in self._looks.items():
+            if readings := look():
+                self._news(i)
+                self._ready[i] += readings
+        self._timer = self._loop.call_later(LOOK_S, self._look) if self._looks else None
 
-        tasks = [asyncio.create_task(read(i, stream)) for i, stream in enumerate(self.streams)]
-        try:
-            while True:
-                await news.wait()
-                news.clear()
-                over = all(task.done() for task in tasks)
-                if ready:
-                    batch, ready = ready, []
-                    yield batch
-                for task in tasks:
-                    if task.done():
-                        task.result()
-                if over:
-                    return
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def take(self) -> Batch:
+        """All that is ready. Raises what ended a stream, or that it was cancelled."""
+        self._is_told = False
+        if len(self.streams) == 1 and not self._looks and not self._ready.get(0):  # the usual case, in short
+            pieces = self._pieces(0)
+            return ((0, pieces),) if pieces else ()
+        batch: list[tuple[int, list[Piece] | Reading]] = []
+        ready, self._ready = self._ready, {}
+        for i, readings in ready.items():
+            pieces = self._pieces(i)
+            if pieces and (look := self._looks.pop(i, None)) is not None:
+                readings += look()
+            batch += [(i, reading) for reading in readings]
+            if pieces:
+                batch.append((i, pieces))
+        return batch
 
-    async def _follow(self, stream: AsyncStream, first: asyncio.Future[list[Piece]], put: Callable[[Reading], object]) -> None:
-        loop = asyncio.get_running_loop()
-        began, seen, total = loop.time(), -1, stream.n_prompt
+    def _pieces(self, i: int) -> list[Piece]:
+        stream = self.streams[i]
+        pieces = stream.take()
+        if pieces and stream.over:
+            reason = pieces[-1].finish_reason
+            self._check(reason)
+            if reason is None:  # what ended it is to be told next
+                self._news(i)
+        return pieces
 
-        def look() -> None:
-            nonlocal seen
-            n = stream.n_read
-            if n < 0:
-                return
-            if seen < 0:
-                put(Reading(total, stream.n_cached, stream.n_cached, (loop.time() - began) * 1e3))
-                seen = stream.n_cached
-            if n > seen:
-                put(Reading(total, stream.n_cached, n, (loop.time() - began) * 1e3))
-                seen = n
 
-        while not first.done():
-            look()
-            await asyncio.wait((first,), timeout=LOOK_S)
-        if not first.cancelled() and first.exception() is None:
-            look()
+class _Look:
+    """Looks how far the prompt of a stream is read."""
+
+    def __init__(self, stream: AsyncStream, loop: asyncio.AbstractEventLoop) -> None:
+        self._stream = stream
+        self._loop = loop
+        self._began = loop.time()
+        self._seen = -1
+
+    def __call__(self) -> list[Reading]:
+        """What is new since the last look."""
+        n, n_cached = self._stream.n_read, self._stream.n_cached
+        marks = [n_cached] if n >= 0 and self._seen < 0 else []
+        if n > max(self._seen, n_cached):
+            marks.append(n)
+        if not marks:
+            return []
+        self._seen = marks[-1]
+        time_ms = (self._loop.time() - self._began) * 1e3
+        return [Reading(self._stream.n_prompt, n_cached, mark, time_ms) for mark in marks]
 
 
 def _client_gone() -> ApiError:
@@ -251,23 +267,25 @@ def _client_gone() -> ApiError:
 
 
 class EventStream(Response):
-    """A response of frames.
+    """A response of frames. They are made and written where the news come in: no task is woken for a token.
 
     Parameters
     ----------
     answers : Answers
         Ended with the response.
-    frames : async generator of bytes
-        Each is written at once; what it raises becomes the last frame. It may end with a :class:`Last`.
+    frames : Frames
+        What it yields is written at once; what it raises becomes the last frame.
     ping_s : float
         If nothing was written for so long, a comment is; 0 and less: never.
+    readings : bool
+        Send `frames` too how far prompts are read.
     error_frame : callable
         The last frame for an error.
     headers : mapping, optional
         Further headers.
     """
 
-    def __init__(self, answers: Answers, frames: AsyncGenerator[bytes], *, ping_s: float,
+    def __init__(self, answers: Answers, frames: Frames, *, ping_s: float, readings: bool = False,
                  error_frame: Callable[[ApiError], bytes] = lambda error: event(error.body()),
                  headers: Mapping[str, str] | None = None) -> None:  # fmt: skip
         self.status_code = 200
@@ -276,72 +294,127 @@ class EventStream(Response):
         self._answers = answers
         self._frames = frames
         self._ping_s = ping_s
+        self._readings = readings
         self._error_frame = error_frame
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answers, pings = self._answers, _Pings(self._ping_s, send)
+        answers, last = self._answers, b""
+        self._over: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()  # the last frames
+        self._writer = writer = _Writer(scope.get(DIRECT_SEND, send), self._ping_s, self._go_on)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            pings.start()
             try:
-                async for data in self._frames:
-                    if isinstance(data, Last):
-                        await pings.stop()
-                        await send({"type": "http.response.body", "body": data, "more_body": False})
-                        return
-                    pings.wrote()
-                    await send(_body(data))
-                    if answers.gone:
-                        return
+                writer.start()
+                if opening := next(self._frames):
+                    writer.write(opening)
+                answers.follow(self._go_on, self._readings)
+                last = await self._over
             except Exception as error:
                 if not answers.gone:
-                    await send(_body(self._error_frame(to_api_error(error))))
-            await pings.stop()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    last = self._error_frame(to_api_error(error))
+            await writer.end()
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
-            await pings.stop()
-            await self._frames.aclose()
+            writer.abort()
+            self._frames.close()
             await answers.aclose()
 
+    def _go_on(self) -> None:
+        """Write what is ready; what comes while the client takes nothing is ready when it does again."""
+        writer = self._writer
+        if writer.waiting is not None or self._over.done():
+            return
+        try:
+            if writer.error is not None:
+                raise writer.error
+            if (batch := self._answers.take()) and (data := self._frames.send(batch)):
+                writer.write(data)
+        except StopIteration as end:
+            self._over.set_result(end.value)
+        except Exception as error:
+            self._over.set_exception(error)
 
-def _body(data: bytes) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": True}
 
+class _Writer:
+    """Writes to a client, in order: at once as long as the connection takes it, and a comment where there is nothing to say.
 
-class _Pings:
-    """Comments on a stream that has nothing to say: proxies and clients give up on silence."""
+    Parameters
+    ----------
+    ping_s : float
+        Silence after which proxies and clients might give up.
+    free : callable
+        Called when the connection takes data again.
+    """
 
-    def __init__(self, every_s: float, send: Send) -> None:
-        self._every_s = every_s
+    def __init__(self, send: Send, ping_s: float, free: Callable[[], object]) -> None:
         self._send = send
+        self._ping_s = ping_s
+        self._free = free
         self._loop = asyncio.get_running_loop()
         self._last = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self.waiting: asyncio.Task[None] | None = None  # while the connection takes nothing
+        self.error: Exception | None = None  # of a write that had to wait
 
     def start(self) -> None:
+        """Begin to look for silence."""
         self._last = self._loop.time()
-        if self._every_s > 0:
-            self._timer = self._loop.call_later(self._every_s, self._look)
+        if self._ping_s > 0:
+            self._timer = self._loop.call_later(self._ping_s, self._look)
 
-    def wrote(self) -> None:
+    def write(self, data: bytes) -> None:
+        """Write; not while something is `waiting`."""
         self._last = self._loop.time()
+        steps = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
+        try:
+            awaited = next(steps)  # which there is only where the connection takes no more: else it is done
+        except StopIteration:
+            return
+        self.waiting = self._loop.create_task(self._wait(steps, awaited))
+
+    async def _wait(self, steps: Generator[Any, Any, Any], awaited: Any) -> None:
+        try:
+            await _rest(steps, awaited)
+        except Exception as error:
+            self.error = error
+        finally:
+            self.waiting = None
+        self._free()
 
     def _look(self) -> None:
         now = self._loop.time()
-        if now - self._last >= self._every_s and (self._task is None or self._task.done()):
-            self._last = now
-            self._task = self._loop.create_task(self._ping())
-        self._timer = self._loop.call_at(self._last + self._every_s, self._look)
+        if now - self._last >= self._ping_s:
+            if self.waiting is not None:
+                self._last = now
+            else:
+                with contextlib.suppress(OSError, RuntimeError):  # the client is gone: who writes next will see
+                    self.write(PING)
+        self._timer = self._loop.call_at(self._last + self._ping_s, self._look)
 
-    async def _ping(self) -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # the client is gone: who writes next will see
-            await self._send(_body(PING))
+    async def end(self) -> None:
+        """Wait until all is written; no comments from now on."""
+        self._stop()
+        if self.waiting is not None:
+            await self.waiting
 
-    async def stop(self) -> None:
+    def abort(self) -> None:
+        """Write no more."""
+        self._stop()
+        if self.waiting is not None:
+            self.waiting.cancel()
+
+    def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is not None:
-            await self._task
-            self._task = None
+
+
+@types.coroutine
+def _rest(steps: Generator[Any, Any, Any], awaited: Any) -> Generator[Any, Any, None]:
+    """Go on with an awaitable that has been begun: `awaited` is what it waits for."""
+    try:
+        yield awaited
+    except BaseException:
+        steps.close()
+        raise
+    yield from steps

@@ -143,7 +143,7 @@ class ServerState:
         prompt : str, list of messages, or list of int
             As it was given to :meth:`AsyncModel.stream`; POST /slots/N?action=save makes its tokens of it.
         prompt_options : mapping, optional
-            With which it was: tools, continue_final_message, template_options.
+            Options of :meth:`Model.encode` that make the same prompt of it.
         params : mapping, optional
             What /slots shows: the generation settings as they are sent.
         id_slot : int

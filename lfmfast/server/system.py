@@ -15,8 +15,9 @@ from lfmfast.model import Model
 from lfmfast.params import SamplingParams
 from lfmfast.server import metrics as prometheus
 from lfmfast.server.body import json_response, read_object
+from lfmfast.server.conversation import read_conversation
 from lfmfast.server.errors import invalid, not_found, not_supported
-from lfmfast.server.fields import Fields, parse_conversation
+from lfmfast.server.fields import Fields
 from lfmfast.server.shapes import fingerprint, generation_settings
 from lfmfast.server.state import ServerState, state_of
 
@@ -115,9 +116,11 @@ async def props(request: Request) -> Response:
 
 def default_settings(state: ServerState) -> dict[str, Any]:
     """How a request that says nothing is answered."""
-    params: SamplingParams = state.settings.sampling.resolved(state.model.model.default_sampling.params)
-    return generation_settings(params, n_predict=state.settings.n_predict, stop=(), stream=True, n_probs=0,
-                               timings_per_token=False)  # fmt: skip
+    model = state.model.model
+    params: SamplingParams = state.settings.sampling.resolved(model.default_sampling.params)
+    return generation_settings(params, end_tokens=model.end_tokens, n_predict=state.settings.n_predict, stop=(), stream=True,
+                               n_probs=0, timings_per_token=False,
+                               reasoning_format=state.settings.reasoning_format)  # fmt: skip
 
 
 def _template(model: Model) -> str:
@@ -192,7 +195,7 @@ async def detokenize(request: Request) -> Response:
 async def apply_template(request: Request) -> Response:
     """POST /apply-template: what a chat request would be read as, as text."""
     state = state_of(request)
-    asked = parse_conversation(await read_object(request), state.settings)
+    asked = read_conversation(await read_object(request), state)
     template = state.model.model.template
 
     def work() -> Response:

@@ -12,12 +12,13 @@ from starlette.requests import Request
 from lfmfast.aio import AsyncStream
 from lfmfast.params import SamplingParams
 from lfmfast.server import completion
+from lfmfast.server.conversation import read_conversation
 from lfmfast.server.errors import ApiError, invalid
-from lfmfast.server.fields import Generation, parse_conversation, parse_generation
+from lfmfast.server.fields import Generation, parse_generation
 from lfmfast.server.sse import Answers
 from lfmfast.server.state import ServerState
 
-__all__ = ["Turn", "begin_turn", "count_input", "get_text", "items_of", "refuse", "refuse_part", "shown"]
+__all__ = ["Turn", "add_text", "begin_turn", "count_input", "get_text", "items_of", "refuse", "refuse_part", "shown"]
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,23 @@ async def begin_turn(request: Request, state: ServerState, body: Mapping[str, An
     """
     model = state.model
     generation = parse_generation(body, state.settings, chat=True)
-    conversation = parse_conversation(body, state.settings)
+    conversation = read_conversation(body, state)
     for name, asked in (("n", generation.n > 1), ("logprobs", generation.n_probs >= 0)):
         if asked:
             raise invalid(f"'{name}' is not supported by this endpoint")
     params = generation.resolved(model.model)
     answers = Answers(request)
     async with answers.beginning():
-        asking = conversation.options()
-        stream = model.stream(conversation.messages, **asking, **generation.options(params))
-        answers.add(stream, state.task(stream, prompt=conversation.messages, prompt_options=asking,
-                                       params=completion.settings_of(generation, params),
-                                       id_slot=generation.id_slot))  # fmt: skip
+        stream = model.stream(conversation.messages, **conversation.options(), **generation.options(params))
+        settings = completion.settings_of(generation, params, model.model, conversation.reasoning_format)
+        answers.add(stream, state.task(stream, prompt=conversation.messages, prompt_options=conversation.prompt_options(),
+                                       params=settings, id_slot=generation.id_slot))  # fmt: skip
     return Turn(state, generation, params, answers)
 
 
 async def count_input(state: ServerState, body: Mapping[str, Any]) -> int:
     """Tokens of the prompt that a body of chat completions makes."""
-    conversation = parse_conversation(body, state.settings)
+    conversation = read_conversation(body, state)
     return len(await asyncio.to_thread(conversation.encode, state.model.model))
 
 
@@ -94,6 +94,16 @@ def refuse_part(kind: Any, where: str) -> ApiError:
         if isinstance(kind, str) and name in kind:
             return invalid(f"{name} input is not supported: this model reads text only ('{where}' is of type '{kind}')")
     return invalid(f"'{where}' is of type {shown(kind)}, which is not supported")
+
+
+def add_text(message: dict[str, Any], text: str) -> None:
+    """Give a message one more text: the first is its content, several are parts of it."""
+    content = message["content"]
+    if not content:
+        message["content"] = text
+    else:
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        message["content"] = [*parts, {"type": "text", "text": text}]
 
 
 def shown(value: Any) -> str:

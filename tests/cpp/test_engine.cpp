@@ -374,6 +374,8 @@ class even_only : public lfmfast::token_filter {
             logits[t] = -std::numeric_limits<float>::infinity();
         }
     }
+    void restart() override { n_ = 0; }
+    bool is_over() const override { return false; }
     void accept(int32_t token) override {
         if (++n_ > 3 && breaks) {
             throw error(error_code::invalid_argument, "token " + std::to_string(token) + " breaks it");
@@ -392,16 +394,16 @@ void test_filter() {
     auto r = ask(prompt_with_answer(rng, *w, 20, 6), 10);
     const auto plain = e->submit(r);
     auto filter = std::make_shared<even_only>();
-    r.filter    = filter;
+    r.guide.constraint = filter;
     const auto filtered = collect(*e->submit(r));
     CHECK(!filtered.tokens.empty() || filtered.reason == finish_reason::stop);
     CHECK(std::all_of(filtered.tokens.begin(), filtered.tokens.end(), [](int32_t t) { return t % 2 == 0; }));
     filter         = std::make_shared<even_only>();
     filter->breaks = true;
-    r.filter       = filter;
+    r.guide.constraint = filter;
     r.sampling.logit_bias = {{eog_token, -100.0f}};
     CHECK(collect(*e->submit(r)).failure == error_code::invalid_argument);
-    r.filter.reset();
+    r.guide.constraint.reset();
     r.sampling.logit_bias.clear();
     CHECK_ANSWER(collect(*plain), reference(r, *w));
     CHECK_WORLD(*w);

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import child
+import needs
 import pytest
 
 CAPITAL, STORY = "The capital of France is Paris.", "Once upon a time a small boat"
-LONG = bool(os.environ.get("LFMFAST_LONG_TESTS"))
 
 
 def script(text: str, url: str) -> dict[str, object]:
@@ -133,7 +130,6 @@ def test_anthropic(live):
     assert (seen["short"], seen["n_short"]) == ("max_tokens", 3)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("langchain_openai"), reason="langchain-openai is not installed")
 def test_langchain(live):
     seen = script("""
         import json, sys
@@ -149,10 +145,8 @@ def test_langchain(live):
 
 def curl(*arguments: str) -> str:
     """What curl printed."""
-    if not shutil.which("curl"):
-        pytest.skip("curl is not installed")
-    done = subprocess.run(["curl", "-sS", "--noproxy", "*", "--max-time", "60", *arguments], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True)
+    command = [needs.program("curl"), "-sS", "--noproxy", "*", "--max-time", "60", *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -227,22 +221,23 @@ def node(text: str, url: str, folder: Path) -> dict[str, object]:
     """Runs a JavaScript module; what it printed, as `script` does."""
     program = folder / "program.mjs"
     program.write_text(text, "utf8")
-    done = subprocess.run(["node", str(program), url], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    command = [needs.program("node"), str(program), url]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return {key: value for line in done.stdout.splitlines() for key, value in json.loads(line).items()}
 
 
-@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 def test_node_fetch(live, tmp_path):
     seen = node(NODE, live.url, tmp_path)
     assert (seen["text"], seen["streamed"], seen["done"]) == (CAPITAL, CAPITAL, True)
     assert seen["turns"] == ["Nice to meet you, Ada!", "Your name is Ada."]
 
 
-@pytest.mark.skipif(not (LONG and shutil.which("npm")), reason="LFMFAST_LONG_TESTS is not set, or there is no npm")
+@pytest.mark.slow
 def test_openai_of_npm(live, tmp_path):
-    subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(tmp_path), "openai"], check=True,
-                   stdin=subprocess.DEVNULL, timeout=300)
+    command = [needs.program("npm"), "install", "--no-audit", "--no-fund", "--prefix", str(tmp_path), "openai"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     seen = node(NPM_OPENAI, live.url, tmp_path)
     assert (seen["text"], seen["streamed"]) == (CAPITAL, CAPITAL)
 

@@ -101,6 +101,8 @@ def test_running_out_of_context(server: Live):
     answer = server.post("/completion", {"prompt": ONCE, "ignore_eos": True, **GREEDY})
     assert answer["truncated"] and answer["stop_type"] == "limit"
     assert answer["tokens_evaluated"] + answer["tokens_predicted"] == server.model.n_ctx + 1
+    never = answer["generation_settings"]["logit_bias"]
+    assert never == [{"bias": None, "token": token} for token in server.model.end_tokens] and never
 
 
 def test_several_prompts(server: Live):

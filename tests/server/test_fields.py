@@ -127,6 +127,7 @@ def test_how_many_tokens():
     assert parse({"max_tokens": -1}).n_predict == -1
     assert parse({"max_tokens": 50}, n_predict=9).n_predict == 50
     assert parse({"max_tokens": -1}, n_predict=9).n_predict == parse({}, n_predict=9).n_predict == 9
+    assert "'max_tokens'" in refusal({"n_predict": 7, "max_tokens": "x"}) and "'n'" in refusal({"n_cmpl": 2, "n": 0})
     for wrong in (-2, "5", 1.5, True, HUGE, [5]):
         assert "'max_tokens' must be an integer" in refusal({"max_tokens": wrong})
 
@@ -152,6 +153,8 @@ def test_log_probabilities_of_chats():
     assert parse({"n_probs": 4}).n_probs == 4 and parse({"n_probs": 0}).n_probs == -1
     assert "top_logprobs" in refusal({"top_logprobs": 3})
     assert "'top_logprobs'" in refusal({"logprobs": True, "top_logprobs": -1})
+    for field, wrong in (("logprobs", "x"), ("logprobs", 3), ("top_logprobs", -1)):
+        assert f"'{field}'" in refusal({"n_probs": 2, field: wrong})
     assert "'logprobs' must be true or false" in refusal({"logprobs": 5})
 
 
@@ -173,6 +176,27 @@ def test_answers_with_a_seed_differ():
     assert [generation.options(params, i)["sampling"].seed for i in range(2)] == [5, 6]
     free = parse({"n": 2}).sampling.resolved()
     assert [generation.options(free, i)["sampling"].seed for i in range(2)] == [-1, -1]
+
+
+def test_what_an_answer_has_to_be():
+    schema = {"type": "object"}
+    for given in ({"grammar": "root ::= [a-z]"}, {"json_schema": schema}, {"json_schema": True},
+                  {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}):  # fmt: skip
+        for chat in (True, False):
+            generation = parse({**given, "response_format": given.get("response_format", {"type": "text"})}, chat=chat)
+            assert generation.constraint == given and given.items() <= generation.options(generation.sampling).items()
+    assert "'json_schema' and 'grammar'" in refusal({"grammar": "root ::= [a-z]", "json_schema": schema})
+    assert "'grammar' and 'response_format'" in refusal({"grammar": "x", "response_format": {"type": "json_object"}})
+
+
+def test_budgets_of_thoughts():
+    for name in ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens"):
+        assert parse({name: 0}).reasoning == {"reasoning_budget": 0}
+    both = {"reasoning_budget_tokens": 5, "thinking_budget_tokens": 6, "reasoning_budget_message": "enough"}
+    assert parse(both).reasoning == {"reasoning_budget": 5, "reasoning_budget_message": "enough"}
+    assert parse({}, reasoning_budget=7).reasoning == {"reasoning_budget": 7}
+    assert parse({"reasoning_budget": 8}, reasoning_budget=7).reasoning == {"reasoning_budget": 8}
+    assert parse({"reasoning_budget": -1}, reasoning_budget=7).reasoning == {"reasoning_budget": 7}  # as llama-server
 
 
 def test_limits_in_time():
@@ -197,13 +221,10 @@ def test_switches():
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("grammar", "root ::= x"), ("json_schema", {}), ("grammar_lazy", True), ("grammar_triggers", [{}]),
-    ("preserved_tokens", ["<x>"]), ("response_format", {"type": "json_object"}), ("response_format", "json"),
-    ("post_sampling_probs", True), ("lora", [{"id": 0, "scale": 1}]), ("adaptive_target", 0.5), ("n_indent", 2), ("echo", True),
+    ("grammar_lazy", True), ("grammar_triggers", [{}]), ("preserved_tokens", ["<x>"]), ("post_sampling_probs", True),
+    ("lora", [{"id": 0, "scale": 1}]), ("adaptive_target", 0.5), ("n_indent", 2), ("echo", True),
     ("best_of", 2), ("suffix", "x"), ("functions", [{}]), ("function_call", {"name": "f"}), ("modalities", ["audio"]),
-    ("audio", {"voice": "x"}), ("web_search_options", {}), ("reasoning_effort", "low"), ("reasoning_format", "deepseek"),
-    ("reasoning_control", True), ("reasoning_budget_tokens", 100), ("thinking_budget_tokens", LARGE),
-    ("reasoning_budget_message", "enough"),
+    ("audio", {"voice": "x"}), ("web_search_options", {}), ("reasoning_effort", "low"), ("reasoning_control", True),
 ])  # fmt: skip
 def test_what_is_not_there_is_refused_by_name(name: str, value: Any):
     assert f"'{name}' is not supported yet" in refusal({name: value})
@@ -212,7 +233,7 @@ def test_what_is_not_there_is_refused_by_name(name: str, value: Any):
 @pytest.mark.parametrize(("name", "value"), [
     ("grammar", ""), ("response_format", {"type": "text"}), ("post_sampling_probs", False), ("lora", []),
     ("adaptive_target", -1), ("echo", False), ("best_of", 1), ("suffix", ""), ("functions", []), ("modalities", ["text"]),
-    ("reasoning_format", "auto"), ("reasoning_budget_tokens", -1), ("grammar_lazy", False), ("n_indent", 0),
+    ("reasoning_budget_tokens", -1), ("reasoning_budget_message", ""), ("grammar_lazy", False), ("n_indent", 0),
 ])  # fmt: skip
 def test_what_asks_for_nothing_is_not_refused(name: str, value: Any):
     assert parse({name: value}) == parse({})
@@ -221,7 +242,9 @@ def test_what_asks_for_nothing_is_not_refused(name: str, value: Any):
 @pytest.mark.parametrize(("name", "value"), [
     ("temperature", -1), ("temperature", "0.5"), ("temperature", True), ("temperature", LARGE), ("top_p", 1.5), ("top_k", -2),
     ("top_k", LARGE), ("mirostat", 3), ("repeat_penalty", 0), ("min_p", [0.1]), ("seed", "x"), ("seed", LARGE),
-    ("id_slot", -2), ("n_probs", 10**6), ("sse_ping_interval", "x"), ("response_fields", [1]),
+    ("response_format", "json"), ("grammar", ["x"]), ("json_schema", "x"), ("reasoning_budget", -2),
+    ("thinking_budget_tokens", LARGE), ("reasoning_budget_message", 1), ("id_slot", -2), ("n_probs", 10**6),
+    ("sse_ping_interval", "x"), ("sse_ping_interval", 1e-9), ("response_fields", [1]),
 ])  # fmt: skip
 def test_values_out_of_their_limits_are_refused_by_name(name: str, value: Any):
     assert name in refusal({name: value})
@@ -275,13 +298,28 @@ def test_tools():
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert talk({"messages": [USER], "tools": tools}).tools == tools
     assert talk({"messages": [USER], "tools": tools, "tool_choice": "auto"}).tools == tools
-    assert talk({"messages": [USER], "tools": tools, "tool_choice": "none"}).tools is None  # so that it can't call them
+    hidden = talk({"messages": [USER], "tools": tools, "tool_choice": "none"})
+    assert hidden.prompt_options()["tools"] is None and hidden.options()["tool_choice"] == "none"
     assert talk({"messages": [USER], "tools": []}).tools is None
-    for choice in ("required", "f", {"type": "function", "function": {"name": "f"}}, ["auto"], 1):
+    for choice in (None, "auto", "required", {"type": "function", "function": {"name": "f"}}):
+        asked = talk({"messages": [USER], "tools": tools, "tool_choice": choice})
+        assert asked.options()["tool_choice"] == choice and asked.prompt_options()["tools"] == tools
+    for choice in ("f", ["auto"], 1):
         assert "'tool_choice'" in talk_refusal({"messages": [USER], "tools": tools, "tool_choice": choice})
     assert "'tools'" in talk_refusal({"messages": [USER], "tools": {"name": "f"}})
-    assert "parallel_tool_calls" in talk_refusal({"messages": [USER], "tools": tools, "parallel_tool_calls": False})
-    assert talk({"messages": [USER], "parallel_tool_calls": False}).tools is None
+    for name in ("parallel_tool_calls", "parse_tool_calls"):
+        assert talk({"messages": [USER], name: None}).options()[name] is True
+        assert talk({"messages": [USER], "tools": tools, name: False}).options()[name] is False
+        assert f"'{name}'" in talk_refusal({"messages": [USER], "tools": tools, name: "no"})
+
+
+def test_what_becomes_of_thoughts():
+    assert talk({"messages": [USER]}).reasoning_format == "auto"
+    assert talk({"messages": [USER]}, reasoning_format="none").reasoning_format == "none"
+    for name in ("auto", "deepseek", "none"):
+        assert talk({"messages": [USER], "reasoning_format": name}).options()["reasoning_format"] == name
+    for wrong in ("deepseek-legacy", "x", 1, ["none"]):
+        assert "'reasoning_format'" in talk_refusal({"messages": [USER], "reasoning_format": wrong})
 
 
 def test_variables_of_the_template():

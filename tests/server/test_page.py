@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import needs
 import pytest
+from page_backend import SAMPLING, Backend
+from playwright import sync_api
 
-pytest.importorskip("uvicorn", reason="the page is served by starlette and uvicorn")
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright drives the browser")
-
-from page_backend import SAMPLING, Backend  # noqa: E402
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+pytestmark = pytest.mark.slow
 
 MARKDOWN = """# Title
 
@@ -57,7 +54,8 @@ def f(x):
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        path = needs.program(*BROWSERS, playwright.chromium.executable_path)  # the last is what `playwright install` fetches
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
-
-pytest.importorskip("msgspec", reason="the extra `server` is not installed")
-
 from inprocess import Live, until
 
 from lfmfast.server.errors import ApiError
@@ -144,8 +142,9 @@ def test_what_becomes_of_items():
     assert chat == {"model": "m", "max_tokens": 7, "messages": [
         {"role": "system", "content": "Be brief."},
         {"role": "developer", "content": "d"},
-        {"role": "user", "content": "ab"},
-        {"role": "assistant", "content": "cno", "thinking": "hm", "reasoning_content": "hm",
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "no"}],
+         "thinking": "hm", "reasoning_content": "hm",
          "tool_calls": [{"id": "call_1", **call}, {"id": "call_2", **call}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
     ]}  # fmt: skip
@@ -175,6 +174,7 @@ def test_what_becomes_of_items():
     ({"text": "x"}, "text"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ({"include": ["message.output_text.logprobs"]}, "include"),
+    *(({name: wrong}, name) for name in ("include", "text", "reasoning") for wrong in ("", 0, False)),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"tools": [{"type": "web_search"}]}, "tools[0]"),
@@ -207,7 +207,6 @@ def test_errors_of_a_stream_are_events(server, monkeypatch):
 
 
 def test_openais_own_reader_of_streams(server):
-    openai = pytest.importorskip("openai")
     with openai.OpenAI(api_key="none", base_url=f"http://127.0.0.1:{server.port}/v1") as client:
         with client.responses.stream(model="any", **FRANCE) as stream:
             seen = [event.type for event in stream]

@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
-pytest.importorskip("msgspec", reason="the extra `server` is not installed")
-
 import uvicorn
 from starlette.routing import Mount
 from starlette.testclient import TestClient

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from inprocess import Live, until
 
 from lfmfast import ContextFullError, ParameterError
 from lfmfast.server.settings import Settings
-from lfmfast.server.sse import PING, Answers, EventStream, Frame, Last, event, named_event
+from lfmfast.server.sse import PING, Answers, EventStream, Frame, Frames, event, named_event
+from lfmfast.types import Piece
 
 ENDLESS = {"ignore_eos": True, "max_tokens": 100_000, "temperature": 0}
 LONG = [5 + i % 900 for i in range(6000)]
@@ -60,96 +61,136 @@ class FakeRequest:
         return {"type": "http.disconnect"}
 
 
-def play(frames: Any, ping_s: float = 0) -> list[bytes]:
-    """What a client reads of a stream with these frames."""
+class Script(Answers):
+    """Answers whose news are written down: seconds to wait, bytes to send, exceptions to raise."""
+
+    def __init__(self, *news: float | bytes | Exception) -> None:
+        super().__init__(FakeRequest())  # type: ignore[arg-type]
+        self._script = news
+        self._come: list[bytes | Exception] = []
+
+    def follow(self, listener: Any, readings: bool = False) -> None:
+        self._playing = asyncio.ensure_future(self._play(listener))
+
+    async def aclose(self) -> None:
+        self._playing.cancel()
+        await super().aclose()
+
+    async def _play(self, listener: Any) -> None:
+        for item in self._script:
+            if isinstance(item, float):
+                await asyncio.sleep(item)
+            else:
+                self._come.append(item)
+                listener()
+
+    def take(self) -> Any:
+        come, self._come = self._come, []
+        for item in come:
+            if isinstance(item, Exception):
+                raise item
+        return come
+
+
+def frames_of(opening: bytes = b"", last: bytes = b"") -> Frames:
+    """Each batch of a script as it is; "end" is the end."""
+    data = opening
+    while True:
+        batch: Any = yield data
+        data = b"".join(batch)
+        if data == b"end":
+            return last
+
+
+def play(*news: float | bytes | Exception, ping_s: float = 0, frames: Frames | None = None, send: Any = None) -> list[bytes]:
+    """What a client reads."""
     sent: list[dict[str, Any]] = []
 
-    async def send(message: Any) -> None:
+    async def keep(message: Any) -> None:
+        if send is not None:
+            await send(message)
         sent.append(message)
 
     async def main() -> None:
-        answers = Answers(FakeRequest())  # type: ignore[arg-type]
-        await EventStream(answers, frames(), ping_s=ping_s)({}, None, send)  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        assert len(asyncio.all_tasks()) == 1  # nobody watches or pings any more
+        response = EventStream(Script(*news), frames or frames_of(), ping_s=ping_s)
+        await response({}, None, keep)  # type: ignore[arg-type]
+        n_sent = len(sent)
+        await asyncio.sleep(0.03 if ping_s else 0)
+        assert len(asyncio.all_tasks()) == 1 and len(sent) == n_sent  # nobody watches or pings any more
 
     asyncio.run(main())
     assert sent[0]["type"] == "http.response.start" and sent[0]["status"] == 200
     assert [message["more_body"] for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
-    return [message["body"] for message in sent[1:-1]]
+    return [message["body"] for message in sent[1:]]
 
 
 def test_each_frame_is_one_write():
-    async def frames() -> AsyncGenerator[bytes]:
-        yield b"one"
-        yield b"two"
-
-    assert play(frames) == [b"one", b"two"]
+    assert play(b"one", 0.0, b"two", b"end") == [b"one", b"two", b""]
+    assert play(b"end", frames=frames_of(b"opening")) == [b"opening", b""]
 
 
 def test_the_last_frame_goes_out_with_the_end():
     closed = []
 
-    async def frames() -> AsyncGenerator[bytes]:
+    def frames() -> Frames:
         try:
-            yield b"one"
-            yield Last(b"two")
-            yield b"three"
+            return (yield from frames_of(last=b"two"))
         finally:
             closed.append(True)
 
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def main() -> None:
-        answers = Answers(FakeRequest())  # type: ignore[arg-type]
-        await EventStream(answers, frames(), ping_s=0.001)({}, None, send)  # type: ignore[arg-type]
-        await asyncio.sleep(0.02)
-
-    asyncio.run(main())
-    assert [(m["body"], m["more_body"]) for m in sent[1:]] == [(b"one", True), (b"two", False)] and closed
+    assert play(b"one", b"end", b"three", frames=frames(), ping_s=0.001) == [b"one", b"two"] and closed
 
 
 def test_an_error_in_the_middle_is_the_last_frame():
-    async def frames() -> AsyncGenerator[bytes]:
-        yield b"one"
-        raise ContextFullError("it is full", 5, 4)
-
-    first, error = play(frames)
+    first, error = play(b"one", ContextFullError("it is full", 5, 4), b"two")
     assert first == b"one" and json.loads(error.removeprefix(b"data: ")) == {
         "error": {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 5, "n_ctx": 4,
                   "message": "the request exceeds the available context size: it is full"}}  # fmt: skip
 
 
 def test_an_error_of_the_server_tells_nothing(caplog):
-    async def frames() -> AsyncGenerator[bytes]:
+    def frames() -> Frames:
         yield b"one"
         raise ZeroDivisionError("a secret")
 
-    error = play(frames)[-1]
-    assert b'"server_error"' in error and b"secret" not in error and "a secret" in caplog.text
+    first, error = play(b"two", frames=frames())
+    assert first == b"one" and b'"server_error"' in error and b"secret" not in error and "a secret" in caplog.text
 
 
 def test_silence_is_filled_with_comments():
-    async def frames() -> AsyncGenerator[bytes]:
-        await asyncio.sleep(0.3)
-        yield b"late"
-
     for ping_s in (0, -1):
-        assert play(frames, ping_s) == [b"late"]
-    *pings, last = play(frames, 0.02)
-    assert last == b"late" and len(pings) > 1 and set(pings) == {PING}
+        assert play(0.3, b"late", b"end", ping_s=ping_s) == [b"late", b""]
+    *pings, late, end = play(0.3, b"late", b"end", ping_s=0.02)
+    assert late == b"late" and not end and len(pings) > 1 and set(pings) == {PING}
 
 
 def test_no_comments_while_there_are_frames():
-    async def frames() -> AsyncGenerator[bytes]:
-        for _ in range(20):
-            await asyncio.sleep(0.01)
-            yield b"x"
+    assert play(*[0.01, b"x"] * 20, b"end", ping_s=5) == [b"x"] * 20 + [b""]
 
-    assert play(frames, 5) == [b"x"] * 20
+
+def test_a_client_that_takes_nothing_for_a_while_gets_the_rest_at_once():
+    async def send(message: Any) -> None:
+        if message.get("body") == b"b":
+            await asyncio.sleep(0.1)
+
+    news = [b"a", b"b", 0.01, b"c", 0.01, b"d", 0.2, b"e", b"end"]
+    assert play(*news, send=send) == [b"a", b"b", b"cd", b"e", b""]
+    seen = play(*news, send=send, ping_s=0.02)
+    assert seen.count(PING) > 1 and [data for data in seen if data != PING] == [b"a", b"b", b"cd", b"e", b""]
+    assert seen[:3] == [b"a", b"b", b"cd"]  # and no comments that it would have to take first
+    assert play(b"b", b"end", send=send) == [b"b", b""]
+
+
+def test_a_client_that_can_not_be_written_to():
+    async def send(message: Any) -> None:
+        if message.get("body") == b"now":
+            raise ConnectionResetError("gone")
+        if message.get("body") == b"later":
+            await asyncio.sleep(0.01)
+            raise ConnectionResetError("gone")
+
+    for data in (b"now", b"later"):
+        assert b'"server_error"' in play(data, 0.05, b"end", send=send)[-1]
 
 
 # --- streams of a model ---
@@ -176,17 +217,67 @@ def test_what_is_ready_comes_together(server: Live):
             for i in range(2):
                 answers.add(model.stream([1, 2, 3 + i], **{**ENDLESS, "max_tokens": 20}), contextlib.nullcontext())
         tokens: list[list[int]] = [[], []]
-        n_batches = 0
-        async for batch in answers.batches():
+        news, n_batches = asyncio.Event(), 0
+        answers.follow(news.set)
+        while not all(stream.over for stream in answers.streams):
+            await news.wait()
+            news.clear()
             n_batches += 1
-            for i, pieces in batch:
+            for i, pieces in answers.take():
                 tokens[i] += [token for piece in pieces for token in piece.tokens]  # type: ignore[union-attr]
             await asyncio.sleep(0.02)  # a slow client
+        for i, pieces in answers.take():
+            tokens[i] += [token for piece in pieces for token in piece.tokens]  # type: ignore[union-attr]
         assert [len(t) for t in tokens] == [20, 20] and n_batches < 40
         assert tokens == [list(stream.tokens) for stream in answers.streams]
         await answers.aclose()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_error_behind_the_last_token_is_told(n: int):
+    class Failed:
+        """A stream whose last token and whose error came at a time."""
+
+        over, finish_reason = True, "cancelled"
+
+        def __init__(self) -> None:
+            self.pieces = [Piece("x", (1,))]
+
+        def listen(self, listener: Any) -> None:
+            pass
+
+        def take(self) -> list[Piece]:
+            if not self.pieces:
+                raise ContextFullError("it is full", 5, 4)
+            pieces, self.pieces = self.pieces, []
+            return pieces
+
+        def cancel(self) -> None:
+            pass
+
+        async def aclose(self) -> None:
+            pass
+
+    def frames() -> Frames:
+        batch = yield b""
+        while True:
+            batch = yield b"".join(piece.text.encode() for _, pieces in batch for piece in pieces)  # type: ignore[union-attr]
+
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body"))
+
+    async def main() -> None:
+        answers = Answers(FakeRequest())  # type: ignore[arg-type]
+        for _ in range(n):
+            answers.add(Failed(), contextlib.nullcontext())  # type: ignore[arg-type]
+        await EventStream(answers, frames(), ping_s=0)({}, None, send)  # type: ignore[arg-type]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert sent[1] == b"x" * n and b"it is full" in sent[2] and len(sent) == 3
 
 
 # --- clients that go away ---

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("msgspec", reason="the extra `server` is not installed")
-
 from starlette.testclient import TestClient
 
 from lfmfast import AsyncModel, SamplingParams

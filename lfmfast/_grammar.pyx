@@ -1,0 +1,93 @@
+# cython: language_level=3
+"""Grammars for constrained answers: llguidance's matcher, for the engine to call without Python."""
+
+import ctypes
+
+from libc.stdint cimport int32_t, uintptr_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport shared_ptr
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+from lfmfast cimport _cpp as cpp
+from lfmfast._model cimport Model, to_utf8
+
+from lfmfast.errors import LfmfastError
+
+
+# In the order of lfmfast::llg_api (engine/grammar.h).
+_NAMES = ("new_tokenizer_v2", "free_tokenizer", "constraint_init_set_defaults", "new_matcher", "clone_matcher",
+          "free_matcher", "matcher_get_error", "matcher_validate_tokens", "matcher_compute_mask_into",
+          "matcher_get_mask_byte_size", "matcher_consume_token", "matcher_reset", "matcher_is_stopped")
+
+
+cdef class GrammarVocabulary:
+    """A model's tokens as llguidance wants them.
+
+    Parameters
+    ----------
+    model : lfmfast._model.Model
+    markers : collection of str
+        Texts of tokens that no text becomes, beside the control tokens.
+
+    Raises
+    ------
+    LfmfastError
+        This version of llguidance lacks what is needed of it.
+    """
+
+    def __cinit__(self, Model model not None, markers=()):
+        cdef cpp.llg_api api
+        cdef shared_ptr[cpp.model] native = model.alive()
+        cdef vector[string] data
+        cdef vector[cbool] control
+        cdef vector[int32_t] ends
+        cdef cbool marked
+        cdef int32_t token
+        fill_api(&api)
+        marker_ids = {model.token_id(text) for text in markers}
+        for token in range(native.get().n_vocab()):
+            marked = native.get().is_control(token) or token in marker_ids
+            control.push_back(marked)
+            data.push_back(native.get().piece(token, marked))
+            if native.get().is_eog(token):
+                ends.push_back(token)
+        self._vocabulary = cpp.make_grammar_vocabulary(api, data, control, ends)
+
+
+cdef class Grammar:
+    """What an answer has to be, compiled. Each request works on a copy: one may serve many, also at a time.
+
+    Parameters
+    ----------
+    vocabulary : GrammarVocabulary
+    kind : str
+        "json_schema", "lark" or "regex".
+    text : str
+        In llguidance's syntax for that kind.
+
+    Raises
+    ------
+    ParameterError
+        It can't be compiled; the message has llguidance's reason.
+    """
+
+    def __cinit__(self, GrammarVocabulary vocabulary not None, str kind not None, str text not None):
+        cdef string a = to_utf8(kind, "kind")
+        cdef string b = to_utf8(text, "grammar")
+        if "\0" in text:
+            raise ValueError("a grammar can't have NUL in it")
+        with nogil:
+            self._grammar = cpp.make_grammar(vocabulary._vocabulary, a, b)
+
+
+cdef int fill_api(cpp.llg_api * api) except -1:
+    import llguidance._lib as lib
+
+    library = ctypes.CDLL(lib.__file__)
+    try:
+        for i, name in enumerate(_NAMES):
+            (<uintptr_t *>api)[i] = <uintptr_t>ctypes.cast(getattr(library, "llg_" + name), ctypes.c_void_p).value
+    except AttributeError as error:
+        raise LfmfastError(f"llguidance is too old or too new for lfmfast ({error}): 1.7 to 1.x is needed") from None
+    return 0
