@@ -89,5 +89,5 @@ cdef int fill_api(cpp.llg_api * api) except -1:
         for i, name in enumerate(_NAMES):
             (<uintptr_t *>api)[i] = <uintptr_t>ctypes.cast(getattr(library, "llg_" + name), ctypes.c_void_p).value
     except AttributeError as error:
-        raise LfmfastError(f"llguidance is too old or too new for lfmfast ({error}): 1.7 to 1.x is needed") from None
+        raise LfmfastError(f"llguidance is too old or too new for lfmfast ({error}): 1.8 to 1.x is needed") from None
     return 0

@@ -286,8 +286,8 @@ class Chat:
         """Say something, call the Python functions that the model wants called, and get its last reply.
 
         All of it is in the history: the calls, and what they gave, text as it is and anything else as JSON. What goes wrong in
-        a call is told to the model, an exception of the function too. Calls that were not made, because of Ctrl-C or an error,
-        are answered by a message that says so. Nothing else should be said in this chat meanwhile.
+        a call is told to the model, an exception of the function too. What was not completed, because of Ctrl-C or an error,
+        is answered by a message that says so. Nothing else should be said in this chat meanwhile.
 
         Parameters
         ----------

@@ -13,6 +13,9 @@ from lfmfast.errors import ParameterError
 
 __all__ = ["translated"]
 
+#: How often a part of a pattern may be repeated, nested repetitions multiplied.
+MAX_REPEATS = 100_000
+
 # ECMA's white space and line ends. U+FEFF is left out of \s, as Python's `re` does not count it.
 _SPACE = r"\t\n\x0B\x0C\r \xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACE}
@@ -43,6 +46,8 @@ def _literal(char: str) -> str:
 class _Translator:
     def __init__(self, pattern: str, name: str) -> None:
         self._text, self._name, self._at = pattern, name, 0
+        self._repeats = [1]  # of each open group: how often something in it is repeated, at most
+        self._last = 1  # the same of the last atom
 
     def _refuse(self, what: str, at: int | None = None) -> ParameterError:
         return ParameterError(f"{self._name} {self._text[:60]!r}: {what} at character {self._at if at is None else at}")
@@ -51,6 +56,8 @@ class _Translator:
         out: list[str] = []
         while self._at < len(self._text):
             char = self._text[self._at]
+            if char not in "){*+?":
+                self._last = 1
             if char == "\\":
                 out.append(self._escape(in_class=False)[0])
             elif char == "[":
@@ -61,8 +68,14 @@ class _Translator:
                 out.append(_DOT)
                 self._at += 1
             elif char == "{" and (found := _QUANTIFIER.match(self._text, self._at)):
-                out.append(found[0])
+                out.append(self._quantifier(found[0]))
                 self._at = found.end()
+            elif char == ")":
+                if len(self._repeats) > 1:
+                    self._last = self._repeats.pop()
+                    self._repeats[-1] = max(self._repeats[-1], self._last)
+                out.append(char)
+                self._at += 1
             elif char in "{}]":
                 out.append("\\" + char)
                 self._at += 1
@@ -71,7 +84,16 @@ class _Translator:
                 self._at += 1
         return "".join(out)
 
+    def _quantifier(self, text: str) -> str:
+        """`{m,n}` as it is; where it nests, the numbers multiply."""
+        self._last *= max(1, *(int(number) for number in re.findall(r"\d{1,9}", text)))
+        if self._last > MAX_REPEATS:
+            raise self._refuse(f"a repetition of more than {MAX_REPEATS:,} times")
+        self._repeats[-1] = max(self._repeats[-1], self._last)
+        return text
+
     def _group(self) -> str:
+        self._repeats.append(1)
         if not self._text.startswith("(?", self._at):
             self._at += 1
             return "("

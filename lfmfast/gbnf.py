@@ -18,6 +18,8 @@ __all__ = ["gbnf_to_lark"]
 #: llama.cpp's limit for the numbers in {m,n}, and for their product where they nest.
 MAX_REPETITIONS = 2000
 MAX_DEPTH = 200
+#: How many rules may lead one to the next before one is met again: llguidance recurses over them.
+MAX_CHAIN = 200
 
 _NAME = re.compile(r"[A-Za-z0-9-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -53,20 +55,35 @@ class _Parser:
     text: str
     at: int = 0
     rules: dict[str, str] = field(default_factory=dict)
-    used: dict[str, int] = field(default_factory=dict)
-    """Names of rules and where they are first used."""
+    used: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of each rule those that it uses, and where first."""
+    current: str = ""
 
     def lark(self, root: str) -> str:
         self._space(lines=True)
         while self.at < len(self.text):
             self._rule()
-        for name, at in self.used.items():
-            if name not in self.rules:
-                raise self._error(f"there is no rule {name!r}", at)
+        for used in self.used.values():
+            for name, at in used.items():
+                if name not in self.rules:
+                    raise self._error(f"there is no rule {name!r}", at)
         if root not in self.rules:
             raise ParameterError(f"the grammar has no rule {root!r}, where it is to begin")
+        self._check_chains(root)
         rules = [f"{_rule_name(name)}: {body}\n" for name, body in self.rules.items()]
         return "".join([f"start: {_rule_name(root)}\n", *rules])
+
+    def _check_chains(self, root: str) -> None:
+        seen, path = {root}, [iter(self.used[root])]
+        while path:
+            name = next(path[-1], None)
+            if name is None:
+                path.pop()
+            elif name not in seen:
+                seen.add(name)
+                path.append(iter(self.used[name]))
+                if len(path) > MAX_CHAIN:
+                    raise ParameterError(f"the grammar has more than {MAX_CHAIN} rules that lead one to the next, to {name!r}")
 
     def _error(self, message: str, at: int | None = None) -> ParameterError:
         at = self.at if at is None else at
@@ -88,6 +105,8 @@ class _Parser:
             raise self._error("expected ::=")
         self.at += 3
         self._space(lines=True)
+        self.current = found[0]
+        self.used[self.current] = {}
         self.rules[found[0]] = self._alternatives(nested=False, depth=0).text
         if self.at < len(self.text) and self.text[self.at] not in "\r\n":
             raise self._error("expected the end of the line")
@@ -131,7 +150,7 @@ class _Parser:
                 items.append(_Item(f"({inner.text})", inner.rules + 1))
                 n_rules += inner.rules + 1
             elif found := _NAME.match(self.text, self.at):
-                self.used.setdefault(found[0], self.at)
+                self.used[self.current].setdefault(found[0], self.at)
                 items.append(_Item(_rule_name(found[0])))
                 self.at = found.end()
             else:

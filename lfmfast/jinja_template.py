@@ -94,7 +94,7 @@ class JinjaTemplate(ChatTemplate):
         variables: dict[str, Any],
     ) -> Extension:
         prompt = check_request(messages, n_known, add_generation_prompt, open_end)
-        tools = check_tools(tools)
+        tools = check_tools(tools, fix)
         for name in variables.keys() & _RESERVED:
             raise TemplateError(f"the template variable {name!r} is set by lfmfast")
         mark = self._choose_mark({"messages": messages, "tools": tools, **variables})

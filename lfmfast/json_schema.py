@@ -13,12 +13,13 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from lfmfast.ecma_pattern import translated
 from lfmfast.errors import ParameterError
+from lfmfast.schema_checks import conjuncts, has_end
 from lfmfast.schema_choice import exclusion
 from lfmfast.schema_formats import FORMATS
 
@@ -26,6 +27,8 @@ __all__ = ["normalized"]
 
 #: Schemas in a schema, and how deep they nest, also through references: llguidance takes 10 KB of stack for each level.
 MAX_SCHEMAS, MAX_DEPTH = 10_000, 96
+#: Schemas that allOf brings together at one place, and pairs of parts of all oneOf.
+MAX_CONJUNCTS, MAX_PAIRS = 16, 50_000
 #: The largest minItems, maxItems, minLength, ... and the largest whole number that a double holds exactly.
 MAX_COUNT, MAX_EXACT = 100_000, 2**53
 
@@ -86,7 +89,7 @@ class _Normalizer:
         self._defs: dict[str, Any] = {}  # finished and unfinished ones, by their names in the result
         self._names: dict[str, str] = {}  # where a reference leads -> name
         self._multiples: set[float] = set()
-        self._n_schemas = 0
+        self._n_schemas = self._n_pairs = 0
         self._path: list[str] = []
 
     def run(self, schema: Any) -> dict[str, Any]:
@@ -94,6 +97,8 @@ class _Normalizer:
         if isinstance(out, bool):
             out = {} if out else {"anyOf": []}
         self._check_ends()
+        if (count := conjuncts(out, self._defs, {})) > MAX_CONJUNCTS:
+            raise self._error(f"allOf brings {count} schemas together at one place; the limit is {MAX_CONJUNCTS}")
         return {**out, "$defs": self._defs} if self._defs else out
 
     def _error(self, message: str) -> ParameterError:
@@ -102,7 +107,7 @@ class _Normalizer:
     def _check_ends(self) -> None:
         """Refuse definitions that need themselves: a model that begins such a value never comes to its end."""
         ending: set[str] = set()
-        while more := {name for name, schema in self._defs.items() if name not in ending and _ends(schema, ending)}:
+        while more := {name for name, schema in self._defs.items() if name not in ending and has_end(schema, ending)}:
             ending |= more
         for where, name in self._names.items():
             if name not in ending:
@@ -375,6 +380,9 @@ class _Normalizer:
         """The parts of oneOf as parts of anyOf: they exclude each other, if need be once a property is a required one."""
         targets = [self._lookup(part["$ref"])[1] if _is_bare(part) else part for part in parts]
         needed: dict[int, list[str]] = {}
+        self._n_pairs += len(parts) * (len(parts) - 1) // 2
+        if self._n_pairs > MAX_PAIRS:
+            raise self._error(f"oneOf: more than {MAX_PAIRS:,} pairs of parts to compare, the limit")
         for at, target in enumerate(targets):
             for n, other in enumerate(targets[at + 1:], at + 1):
                 name = exclusion(target, other)
@@ -417,10 +425,10 @@ class _Normalizer:
     def _find(self, pointer: str, reference: str) -> tuple[str, Any]:
         target = self._document
         if pointer and not pointer.startswith("/"):
-            found = next(_anchored(self._document, pointer), None)
-            if found is None:
-                raise self._error(f"$ref: there is no anchor {_show(reference)}")
-            return "/" + pointer, found
+            found = _anchored(self._document, pointer)
+            if len(found) != 1:
+                raise self._error(f"$ref: there is {'no' if not found else 'more than one'} anchor {_show(reference)}")
+            return "/" + pointer, found[0]
         for part in pointer.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(target, Mapping) and key in target:
@@ -437,35 +445,15 @@ def _is_bare(schema: Any) -> bool:
     return isinstance(schema, Mapping) and "$ref" in schema and not schema.keys() - {"$ref"} - _ANNOTATIONS
 
 
-def _anchored(node: Any, anchor: str) -> Iterator[Any]:
-    """What is called `anchor` in the document."""
-    todo = [node]
+def _anchored(document: Any, anchor: str) -> list[Any]:
+    """What is called `anchor` in the document, data aside."""
+    found, todo = [], [document]
     while todo:
         node = todo.pop()
         if isinstance(node, Mapping):
             if node.get("$anchor") == anchor or node.get("$id") == "#" + anchor:
-                yield node
-            todo += node.values()
+                found.append(node)
+            todo += [value for key, value in node.items() if key not in ("const", "default", "enum", "examples")]
         elif isinstance(node, (list, tuple)):
             todo += node
-
-
-def _ends(schema: Any, ending: set[str]) -> bool:
-    """Whether some JSON of finite length may fit, if references lead to such only where they are in `ending`."""
-    if isinstance(schema, bool):
-        return schema
-    if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in ending:
-        return False
-    if not all(_ends(part, ending) for part in schema.get("allOf", ())):
-        return False
-    if "anyOf" in schema and not any(_ends(part, ending) for part in schema["anyOf"]):
-        return False
-    kinds = schema.get("type", "null")
-    if kinds == "object":
-        values = schema.get("properties", {})
-        return all(_ends(values.get(name, True), ending) for name in schema.get("required", ()))
-    if kinds == "array":
-        first, least = schema.get("prefixItems", []), schema.get("minItems", 0)
-        needed = first[:least] + ([schema.get("items", True)] if least > len(first) else [])
-        return all(_ends(part, ending) for part in needed)
-    return True  # a scalar, or the choice of one
+    return found

@@ -14,7 +14,8 @@ family's stock template does under transformers' rules, errors included. Fixed a
   ``<image>`` where the template has that; any other part is an error (stock: printed as JSON);
 - thoughts that come as ``reasoning_content``, ``reasoning`` or ``thinking``: the template's own field, or in the content, where
   the template looks for them;
-- role ``developer``: ``system``.
+- role ``developer``: ``system``;
+- ``strict`` of a tool, which says how its calls are to be enforced: left out.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def check_message(message: Any, index: int, fix: bool) -> str:
     return "system" if fix and role == "developer" else role
 
 
-def check_tools(tools: Any) -> Sequence[Any]:
+def check_tools(tools: Any, fix: bool) -> Sequence[Any]:
     """Tools as a sequence of dicts (bare, or wrapped as OpenAI does) or of texts; empty if there are none."""
     if tools is None:
         return ()
@@ -128,7 +129,16 @@ def check_tools(tools: Any) -> Sequence[Any]:
     for i, tool in enumerate(tools):
         if not isinstance(tool, (str, Mapping)):
             raise TemplateError(f"tools[{i}] must be a dict, not {type(tool).__name__}")
-    return tools
+    return [_told(tool) for tool in tools] if fix else tools
+
+
+def _told(tool: Any) -> Any:
+    """A tool without what isn't for the model."""
+    if not isinstance(tool, Mapping):
+        return tool
+    if isinstance(function := tool.get("function"), Mapping):
+        return {**tool, "function": _told(function)} if "strict" in function else tool
+    return {name: value for name, value in tool.items() if name != "strict"} if "strict" in tool else tool
 
 
 def tools_text(tools: Sequence[Any], family: Family) -> str:
@@ -190,9 +200,9 @@ def _content(content: Any, where: str, role: str, family: Family, fix: bool) -> 
     raise TemplateError(f"{where}.content must be a string, not {_kind(content)}")
 
 
-def join_texts(texts: Sequence[str]) -> str:
+def join_texts(texts: Sequence[str], joint: str = "\n") -> str:
     """The texts of a message's parts as one, as llama-server joins them."""
-    return "\n".join(itertools.dropwhile(lambda text: not text, texts))
+    return joint.join(itertools.dropwhile(lambda text: not text, texts))
 
 
 def _parts(parts: Sequence[Any], where: str, family: Family) -> tuple[str, ...]:

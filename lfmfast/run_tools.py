@@ -151,12 +151,12 @@ def _last(reply: Completion, max_rounds: int) -> Completion:
 
 
 def _settle(chat: Chat) -> None:
-    """Answer the calls at the end of the history that were not run, so that the conversation can go on."""
+    """Answer the calls at the end of the history that have no answer, so that the conversation can go on."""
     answered = set()
     for message in reversed(chat.messages):
         if message["role"] != "tool":
             calls = message.get("tool_calls") or () if message["role"] == "assistant" else ()
             missing = [made["id"] for made in calls if made["id"] not in answered]
-            chat.add(*({"role": "tool", "tool_call_id": id_, "content": "Error: not run"} for id_ in missing))
+            chat.add(*({"role": "tool", "tool_call_id": id_, "content": "Error: not completed"} for id_ in missing))
             return
         answered.add(message.get("tool_call_id"))

@@ -34,7 +34,17 @@ def exclusion(a: Any, b: Any, depth: int = 8) -> str | None:
             for name in first:
                 if name in second and exclusion(first[name], second[name], depth - 1) == "":
                     return "" if any(name in _required(schema) for schema in (a, b)) else name
+            if any(name not in known for known in _closed(b) for name in _required(a)):
+                return ""
+            if any(name not in known for known in _closed(a) for name in _required(b)):
+                return ""
     return None
+
+
+def _closed(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The properties of an object that can have no others; nothing for one that can."""
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return [schema.get("properties", {})] if is_closed else []
 
 
 def _required(schema: Mapping[str, Any]) -> list[Any]:

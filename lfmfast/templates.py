@@ -276,7 +276,7 @@ class NativeTemplate(ChatTemplate):
             n_kept += first
             if n_known == 0 or n_kept == 0:
                 n_kept = 0
-                checked = check_tools(tools)
+                checked = check_tools(tools, fix)
                 system = native_system(messages[0], family, fix, bool(checked)) if n_system else None
                 blocks.insert(0, self._formatter.head(system, tools_text(checked, family), self._today()))
         except UnicodeEncodeError:

@@ -1,8 +1,9 @@
 """Grammars for tool calls in LFM2's format: `[get_weather(city="Paris", days=3), get_time()]` between two control tokens.
 
-Arguments come in any order, each at most once, the required ones always, the optional ones if the model likes. A value is what
-the tool's JSON schema allows, in JSON; True, False, None and 'single quotes' count as well where Python would write them.
-Arguments that a schema doesn't declare can't be given.
+Arguments come in any order, each at most once, the required ones always, the optional ones if the model likes; if there are
+more than 64, in the schema's order, the required ones first. A value is what the tool's JSON schema allows, in JSON; True,
+False, None and 'single quotes' count as well where Python would write them. Arguments that a schema doesn't declare can't be
+given.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from lfmfast.json_schema import normalized
 
 __all__ = ["tool_constraint"]
 
-#: llguidance marks the arguments that a call has by the bits of a number.
-MAX_ARGUMENTS = 64
+#: Of which so many may come in any order: llguidance marks those that a call has by the bits of a number.
+MAX_ARGUMENTS, MAX_FREE_ARGUMENTS = 200, 64
 MAX_TOOLS = 512
 
 _TOOL_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
@@ -84,6 +85,8 @@ def _calls(function: Mapping[str, Any], rule: str) -> str:
     """The rules for a call of one function, the first of them named `rule`."""
     try:
         arguments, required = _arguments(function.get("parameters"))
+        if len(arguments) > MAX_ARGUMENTS:
+            raise ParameterError(f"{len(arguments):,} arguments are too many for a grammar; the limit is {MAX_ARGUMENTS}")
         names = [n for n in arguments if n in required] + [n for n in arguments if n not in required]
         for name in names:
             if not _ARGUMENT_NAME.fullmatch(name):
@@ -95,7 +98,7 @@ def _calls(function: Mapping[str, Any], rule: str) -> str:
     if not names:
         return f'{rule}: {begin} ")"'
     given = [f"{_quoted(name + '=')} {rule}_v{at}" for at, name in enumerate(names)]
-    if len(names) > MAX_ARGUMENTS:
+    if len(names) > MAX_FREE_ARGUMENTS:
         return "\n".join([_in_order(rule, begin, given, len(required)), *values])
     n, n_required = len(names), len(required)
     done = f" %if is_ones([0:{n_required}])" if n_required else ""
@@ -103,7 +106,7 @@ def _calls(function: Mapping[str, Any], rule: str) -> str:
     return "\n".join([
         f"{rule}: {begin} ({rule}_next::0x0{'' if required else ' | ' + _quoted(')')})",
         f"{rule}_next::_: {alternatives}",
-        f'{rule}_rest::_: ")"{done}\n  | COMMA {rule}_next::_' + ("" if n == MAX_ARGUMENTS else f" %if bit_count_lt(_, {n})"),
+        f'{rule}_rest::_: ")"{done}\n  | COMMA {rule}_next::_' + ("" if n == 64 else f" %if bit_count_lt(_, {n})"),
         *values,
     ])  # fmt: skip
 

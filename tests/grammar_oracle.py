@@ -43,25 +43,22 @@ class OracleGrammar:
 
     def accepts(self, text: str) -> bool:
         """Whether the whole text fits and may end there."""
+        return any(self._ends(text))
+
+    def begins(self, text: str) -> bool:
+        """Whether something that fits begins with the text."""
+        return bool(self._ends(text))
+
+    def _ends(self, text: str) -> list[bool]:
+        """Of each way to read the text, whether it may end there; none if it does not fit."""
         lib = _library()
         grammar = lib.init(*self._arguments)
         try:
             for char in text:
                 lib.accept(grammar, ord(char))
                 if not self._stacks(grammar):
-                    return False
-            return any(stack.begin == stack.end for stack in self._stacks(grammar))
-        finally:
-            lib.release(grammar)
-
-    def begins(self, text: str) -> bool:
-        """Whether something that fits begins with the text."""
-        lib = _library()
-        grammar = lib.init(*self._arguments)
-        try:
-            for char in text:
-                lib.accept(grammar, ord(char))
-            return bool(self._stacks(grammar))
+                    return []
+            return [stack.begin == stack.end for stack in self._stacks(grammar)]
         finally:
             lib.release(grammar)
 

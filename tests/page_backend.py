@@ -28,6 +28,8 @@ class Backend:
         self.bodies: list[dict[str, Any]] = []
         self.authorizations: list[str | None] = []
         self.answer = "Hello."
+        self.thoughts = ""
+        self.calls: list[tuple[str, str]] = []  # names and arguments
         self.finish_reason = "stop"
         self.pieces = 8  # characters in each
         self.hold_after: int | None = None  # pieces after which the stream waits for ever
@@ -74,8 +76,9 @@ class Backend:
         yield b": awake\n\n"
         yield event({"role": "assistant", "content": None})
         yield event({}, prompt_progress={"total": 1000, "cache": 0, "processed": 400, "time_ms": 9})
-        pieces = [self.answer[i : i + self.pieces] for i in range(0, len(self.answer), self.pieces)]
-        for i, text in enumerate(pieces):
+        texts = (("reasoning_content", self.thoughts), ("content", self.answer))
+        pieces = [(kind, text[i : i + self.pieces]) for kind, text in texts for i in range(0, len(text), self.pieces)]
+        for i, (kind, text) in enumerate(pieces):
             if i == self.hold_after:
                 try:
                     await asyncio.sleep(3600)
@@ -84,7 +87,12 @@ class Backend:
             if i == self.cut_after:
                 return
             await asyncio.sleep(self.pause)
-            yield event({"content": text}, timings={"predicted_n": i + 1, "predicted_per_second": 87.654})
+            yield event({kind: text}, timings={"predicted_n": i + 1, "predicted_per_second": 87.654})
+        for i, (name, arguments) in enumerate(self.calls):
+            yield event({"tool_calls": [{"index": i, "id": f"call_{i}", "type": "function",
+                                         "function": {"name": name, "arguments": ""}}]})  # fmt: skip
+            for letter in arguments:
+                yield event({"tool_calls": [{"index": i, "function": {"arguments": letter}}]})
         if self.late_error is not None:
             error = {"code": 500, "message": self.late_error, "type": "server_error"}
             yield f"data: {json.dumps({'error': error})}\n\n".encode()

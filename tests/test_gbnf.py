@@ -155,5 +155,10 @@ def test_another_root_and_errors_name_the_line():
         from_gbnf('root ::= "a"{3,1}')
     with pytest.raises(ParameterError, match="nested deeper"):
         from_gbnf("root ::= " + "(" * 1000 + '"a"' + ")" * 1000)
+    chain = "".join(f'a{n} ::= a{n + 1} "x"\n' for n in range(5000))
+    with pytest.raises(ParameterError, match="more than 200 rules"):
+        from_gbnf(f'root ::= a0\n{chain}a5000 ::= "y"')
+    wide = " | ".join(f"b{n}" for n in range(1000)) + "".join(f'\nb{n} ::= "{n}"' for n in range(1000))
+    assert accepts(from_gbnf(f"root ::= {wide}"), "999")
     with pytest.raises(ParameterError, match="limit"):
         from_gbnf('root ::= "' + "a" * (1 << 20) + '"')

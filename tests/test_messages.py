@@ -45,6 +45,16 @@ def test_arguments(given_arguments, written):
     assert text.endswith(f"assistant\n<|tool_call_start|>[{written}]<|tool_call_end|><|im_end|>\n")
 
 
+def test_how_calls_are_enforced_is_not_told():
+    function = TOOL["function"]
+    for strict in ({**TOOL, "function": {**function, "strict": True}}, {**function, "strict": True}, {**function, "strict": None}):
+        plain = function if "name" in strict else TOOL
+        for made in (template("lfm2"), JinjaTemplate(oracle.source("lfm2"), "<|startoftext|>", "", frozenset(SPECIAL), DATE)):
+            assert made.render([user()], tools=[strict, "text"]).text == made.render([user()], tools=[plain, "text"]).text
+            assert "strict" in made.render([user()], tools=[strict], fix_tool_calls=False).text
+    assert "strict" in strict
+
+
 @pytest.mark.parametrize("family", [*FILES, "jinja"])
 def test_content_that_is_not_a_string(family):
     made = template(family) if family != "jinja" else JinjaTemplate(oracle.CHATML, "", "", frozenset(SPECIAL))

@@ -150,7 +150,7 @@ def test_on_call_may_end_it(run: Any) -> None:
     chat = ScriptedChat([ADD, call("c2", a=1, b=1), call("c3", a=1, b=1)])
     with pytest.raises(PermissionError):
         run(chat, [add], on_call=on_call)
-    assert ("c2", "Error: not run") in answers(chat.messages)
+    assert ("c2", "Error: not completed") in answers(chat.messages)
 
 
 def test_the_last_round(run: Any) -> None:
@@ -160,7 +160,7 @@ def test_the_last_round(run: Any) -> None:
     with pytest.raises(ToolRoundsError, match="in 3 replies one after the other; max_rounds is 2") as caught:
         run(chat, [add], max_rounds=2)
     assert [made.id for made in caught.value.completion.tool_calls] == ["c3"]
-    assert answers(chat.messages) == [("c1", "2"), ("c2", "4"), ("c3", "Error: not run")]
+    assert answers(chat.messages) == [("c1", "2"), ("c2", "4"), ("c3", "Error: not completed")]
     assert pickle.loads(pickle.dumps(caught.value)).completion == caught.value.completion
     with pytest.raises(ParameterError, match="max_rounds"):
         run(chat, [add], max_rounds=0)
@@ -177,7 +177,7 @@ def test_a_call_that_was_asked_for_is_made_once(run: Any) -> None:
 def test_a_reply_that_was_cut_is_the_last_one(run: Any) -> None:
     chat = ScriptedChat([ADD], reason="length")
     assert run(chat, [add]).finish_reason == "length"
-    assert answers(chat.messages) == [("c1", "Error: not run")]
+    assert answers(chat.messages) == [("c1", "Error: not completed")]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("model")])
@@ -197,7 +197,7 @@ def test_ctrl_c_in_a_function() -> None:
     chat: Any = ScriptedChat([call(f"c{n}", "interrupted", n=n) for n in (1, 2, 3)])
     with pytest.raises(KeyboardInterrupt):
         run_tools(chat, "Hi", [interrupted], 8, None, {})
-    assert answers(chat.messages) == [("c1", "1"), ("c2", "Error: not run"), ("c3", "Error: not run")]
+    assert answers(chat.messages) == [("c1", "1"), ("c2", "Error: not completed"), ("c3", "Error: not completed")]
 
 
 def test_cancelled_while_functions_run() -> None:
@@ -216,7 +216,7 @@ def test_cancelled_while_functions_run() -> None:
             await task
 
     asyncio.run(main())
-    assert sorted(answers(chat.messages)) == [("c1", "1"), ("c2", "Error: not run")]
+    assert sorted(answers(chat.messages)) == [("c1", "1"), ("c2", "Error: not completed")]
 
 
 def test_async_functions_run_side_by_side() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from typing import Any
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,7 +18,7 @@ from lfmfast.server.fields import Fields
 from lfmfast.server.sse import PING, EventStream, Frame, Frames, Reading, named_event
 from lfmfast.server.state import state_of
 from lfmfast.server.turn import Turn, add_text, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
-from lfmfast.types import Usage
+from lfmfast.types import Completion, Piece, Usage
 
 __all__ = ["ROUTES", "to_chat"]
 
@@ -26,9 +27,11 @@ MAX_TOKENS = 4096
 # Fields that become others, and those that say nothing about the answer.
 TRANSLATED = frozenset((
     "system", "messages", "tools", "tool_choice", "stop_sequences", "thinking", "metadata", "service_tier", "betas",
-    "anthropic_version", "cache_control",
+    "anthropic_version", "cache_control", "output_config", "output_format",
 ))  # fmt: skip
-REFUSED = ("container", "mcp_servers", "output_format", "output_config", "context_management", "inference_geo")
+REFUSED = ("container", "mcp_servers", "context_management", "inference_geo")
+#: Types of `tool_choice` that name no tool, and what OpenAI calls them.
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # A stamp that Claude Code puts before its system prompt. It changes with each request, so that nothing would be cached.
 STAMP = re.compile(r"^(x-anthropic-billing-header:[^\n]{0,500}?\bcch=)[0-9a-f]+(?=;)")
 
@@ -54,11 +57,10 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     chat["messages"] = messages or [{"role": "system", "content": ""}]  # llama-server lets the model say what it likes
     if body.get("tools") is not None:
         chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(items_of(body["tools"], "tools"))]
-    chat["tool_choice"] = _tool_choice(body.get("tool_choice"))
+    chat |= _calling(body.get("tool_choice")) | _budget(body.get("thinking")) | _response_format(body)
     chat["stop"] = Fields(body).strings("stop_sequences")
     if chat.get("max_tokens") is None:
         chat["max_tokens"] = MAX_TOKENS
-    _check_thinking(body.get("thinking"))
     return chat
 
 
@@ -134,26 +136,48 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if schema is not None and not isinstance(schema, dict):
         raise invalid(f"'{where}.input_schema' must be an object")
     function = {"name": get_text(tool, "name", where), "description": tool.get("description") or "", "parameters": schema or {}}
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") is True else {})}
 
 
-def _tool_choice(choice: Any) -> str | None:
+def _calling(choice: Any) -> dict[str, Any]:
+    """`tool_choice` and `parallel_tool_calls`, as far as they are said."""
     if choice is None:
-        return None
+        return {}
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind not in ("auto", "none"):
-        raise invalid(f"'tool_choice' of type {shown(kind)} is not supported yet: it can be 'auto' or 'none'")
-    if choice.get("disable_parallel_tool_use"):
-        raise invalid("'tool_choice.disable_parallel_tool_use' is not supported yet")
-    return str(kind)
+    if kind == "tool":
+        found: dict[str, Any] = {"tool_choice": {"function": {"name": get_text(choice, "name", "tool_choice")}}}
+    elif kind in CHOICES:
+        found = {"tool_choice": CHOICES[kind]}
+    else:
+        raise invalid(f"'tool_choice' must be an object with the type auto, any, tool or none, not {shown(kind)}")
+    more = Fields(choice)
+    if more.boolean("disable_parallel_tool_use"):
+        found["parallel_tool_calls"] = False
+    return found
 
 
-def _check_thinking(thinking: Any) -> None:
-    """`thinking` says that the model may think, which is the model's own matter here; its budget is an aim, not a limit."""
-    if thinking is not None and (
-        not isinstance(thinking, dict) or thinking.get("type") not in ("enabled", "disabled", "adaptive")
-    ):
+def _budget(thinking: Any) -> dict[str, Any]:
+    """`reasoning_budget`, if `thinking` comes to one. Whether a model thinks at all is its own matter."""
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
+    if thinking is None or kind == "adaptive":
+        return {}
+    if kind not in ("enabled", "disabled"):
         raise invalid("'thinking' must be an object with the type 'enabled', 'disabled' or 'adaptive'")
+    more = Fields(thinking)
+    budget = more.integer("budget_tokens", 0) if kind == "enabled" else 0
+    return {} if budget is None else {"reasoning_budget": budget}
+
+
+def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
+    """`response_format`, if the body wants an answer for a schema."""
+    config = Fields(body).mapping("output_config")
+    refuse(config, config.keys() - {"format"})
+    wanted = config.get("format") or body.get("output_format")
+    if not wanted:
+        return {}
+    if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
+        raise invalid("'output_config.format' must be an object with the type 'json_schema'")
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.get("schema")}}}
 
 
 # --- answers ---
@@ -189,9 +213,10 @@ def _usage(usage: Usage) -> dict[str, int]:
 
 
 def _stop(turn: Turn) -> dict[str, str | None]:
-    word = turn.stream.stop_string
-    reason = "max_tokens" if turn.stream.finish_reason != "stop" else "end_turn" if word is None else "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": word}
+    reason, word = turn.stream.finish_reason, turn.stream.stop_string
+    if reason == "stop" and word is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": word}
+    return {"stop_reason": {"stop": "end_turn", "tool_calls": "tool_use"}.get(str(reason), "max_tokens"), "stop_sequence": None}
 
 
 def _message(turn: Turn, content: list[dict[str, Any]], stop: Mapping[str, str | None], usage: Usage) -> dict[str, Any]:
@@ -210,14 +235,22 @@ async def messages(request: Request) -> Response:
         return EventStream(turn.answers, _frames(turn), ping_s=turn.generation.ping_s,
                            error_frame=lambda error: named_event("error", _error_body(error)))  # fmt: skip
     [done] = await turn.answers.results()
-    content = [{"type": "text", "text": done.text}] if done.text else []
-    return json_response(_message(turn, content, _stop(turn), done.usage))
+    return json_response(_message(turn, _content(done), _stop(turn), done.usage))
+
+
+def _content(done: Completion) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if done.reasoning:
+        blocks.append({"type": "thinking", "thinking": done.reasoning, "signature": ""})
+    if done.text:
+        blocks.append({"type": "text", "text": done.text})
+    for call in done.tool_calls:  # the arguments are JSON already
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": msgspec.Raw(call.arguments.encode())})
+    return blocks
 
 
 def _frames(turn: Turn) -> Frames:
-    delta = Frame(lambda text: named_event("content_block_delta", {
-        "type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}))  # fmt: skip
-    opened = False
+    blocks = _Blocks()
     batch = yield PING  # how much is cached, and so the first event, is only known when the engine has begun
     usage = Usage(turn.stream.n_prompt, 0, max(turn.stream.n_cached, 0))
     message = _message(turn, [], {"stop_reason": None, "stop_sequence": None}, usage)
@@ -227,24 +260,64 @@ def _frames(turn: Turn) -> Frames:
             if isinstance(pieces, Reading):
                 continue
             for piece in pieces:
-                if piece.text and not opened:
-                    opened = True
-                    start = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-                    frames.append(named_event("content_block_start", start))
-                if piece.text:
-                    frames.append(delta(piece.text))
+                frames += blocks.take(piece)
                 if piece.usage is not None:
-                    return b"".join((*frames, *_end(turn, opened, piece.usage)))
+                    return b"".join((*frames, *blocks.close(), *_end(turn, piece.usage)))
         batch = yield b"".join(frames)
         frames = []
 
 
-def _end(turn: Turn, opened: bool, usage: Usage) -> list[bytes]:
-    frames = []
-    if opened:
-        frames.append(named_event("content_block_stop", {"type": "content_block_stop", "index": 0}))
+class _Blocks:
+    """The content blocks of a stream, which come one after the other, and their events."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._kind = ""  # of the block that is open
+        self._delta: Frame
+
+    def take(self, piece: Piece) -> list[bytes]:
+        """What a piece of the answer adds."""
+        frames = []
+        if piece.reasoning:
+            if self._kind != "thinking":
+                frames += self._open({"type": "thinking", "thinking": "", "signature": ""}, "thinking_delta", "thinking")
+            frames.append(self._delta(piece.reasoning))
+        if piece.text:
+            if self._kind != "text":
+                frames += self._open({"type": "text", "text": ""}, "text_delta", "text")
+            frames.append(self._delta(piece.text))
+        for call in piece.tool_calls:
+            if call.id is not None:
+                block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+                frames += self._open(block, "input_json_delta", "partial_json")
+            if call.arguments:
+                frames.append(self._delta(call.arguments))
+        return frames
+
+    def _open(self, block: Mapping[str, Any], delta: str, member: str) -> list[bytes]:
+        frames = self.close()
+        self._index += 1
+        self._kind = block["type"]
+        self._delta = Frame(lambda text: self._event("content_block_delta", delta={"type": delta, member: text}))
+        return [*frames, self._event("content_block_start", content_block=block)]
+
+    def close(self) -> list[bytes]:
+        """The end of the block that is open, if one is."""
+        frames = []
+        if self._kind == "thinking":  # clients wait for a signature; nobody here could check one
+            frames.append(self._event("content_block_delta", delta={"type": "signature_delta", "signature": ""}))
+        if self._kind:
+            frames.append(self._event("content_block_stop"))
+        self._kind = ""
+        return frames
+
+    def _event(self, kind: str, **data: Any) -> bytes:
+        return named_event(kind, {"type": kind, "index": self._index, **data})
+
+
+def _end(turn: Turn, usage: Usage) -> list[bytes]:
     last = {"type": "message_delta", "delta": _stop(turn), "usage": {"output_tokens": usage.completion_tokens}}
-    return [*frames, named_event("message_delta", last), named_event("message_stop", {"type": "message_stop"})]
+    return [named_event("message_delta", last), named_event("message_stop", {"type": "message_stop"})]
 
 
 @_with_errors

@@ -16,6 +16,8 @@ __all__ = ["read_conversation"]
 # Templates that join the parts of a message themselves, with nothing between. llama-server does not see that they do, and
 # gives them texts joined by line breaks, as it gives them to templates that can't.
 JOINED = frozenset(("lfm2.5-8b", "lfm2.5-2.6b"))
+#: What llama-server puts between the parts of a message that the model goes on with.
+BEGUN = "\n\n"
 
 
 def read_conversation(body: Mapping[str, Any], state: ServerState) -> Conversation:
@@ -29,9 +31,11 @@ def read_conversation(body: Mapping[str, Any], state: ServerState) -> Conversati
         The model has no chat template.
     """
     asked = parse_conversation(body, state.settings)
+    if asked.continue_final_message:
+        asked = replace(asked, messages=[*asked.messages[:-1], _joined(asked.messages[-1], BEGUN)])
     family = state.model.model.template.family
     if family in JOINED:
-        return replace(asked, messages=[_joined(message) for message in asked.messages])
+        return replace(asked, messages=[_joined(message, "\n") for message in asked.messages])
     if family == "jinja":  # variables of llama-server that some templates want; the formats of the LFM2 family have none
         today = datetime.date.today()
         dates = {"date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
@@ -39,11 +43,11 @@ def read_conversation(body: Mapping[str, Any], state: ServerState) -> Conversati
     return asked
 
 
-def _joined(message: dict[str, Any]) -> dict[str, Any]:
+def _joined(message: dict[str, Any], joint: str) -> dict[str, Any]:
     parts = message.get("content")
     if not isinstance(parts, list):
         return message
     texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         return message  # the template will say what is wrong
-    return {**message, "content": join_texts([str(text) for text in texts])}
+    return {**message, "content": join_texts([str(text) for text in texts], joint)}

@@ -82,7 +82,7 @@ REFUSED: dict[str, Harmless] = {
     "modalities": lambda value: value == ["text"],
     "audio": _is_empty,
     "web_search_options": lambda _: False,
-    "reasoning_effort": lambda _: False,
+    "reasoning_effort": lambda value: value == "none",
     "reasoning_control": _is_empty,
 }
 
@@ -258,7 +258,7 @@ def _constraint(fields: Fields) -> dict[str, Any]:
 
 
 def _reasoning(fields: Fields, settings: Settings) -> dict[str, Any]:
-    asked = _or(_first(fields, BUDGETS, -1), -1)
+    asked = _or(_first(fields, BUDGETS, -1), 0 if fields.get("reasoning_effort") else -1)
     budget = settings.reasoning_budget if asked < 0 else asked
     message = fields.get("reasoning_budget_message")
     if message is not None and not isinstance(message, str):

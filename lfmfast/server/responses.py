@@ -17,7 +17,7 @@ from lfmfast.server.fields import Fields
 from lfmfast.server.sse import EventStream, Frames, Reading, named_event
 from lfmfast.server.state import state_of
 from lfmfast.server.turn import Turn, add_text, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
-from lfmfast.types import FinishReason, Usage
+from lfmfast.types import Completion, FinishReason, Piece, Usage
 
 __all__ = ["ROUTES", "to_chat"]
 
@@ -43,7 +43,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         400, with the name of what is wrong or can't be done.
     """
     refuse(body, REFUSED)
-    _check_options(body)
+    options = _options(body)
     chat = {name: value for name, value in body.items() if name not in TRANSLATED}
     asked = body.get("input")
     if asked is None:
@@ -63,19 +63,25 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(items_of(body["tools"], "tools"))]
     if (n := Fields(body).integer("max_output_tokens", 0)) is not None:
         chat["max_tokens"] = n
-    return chat
+    return chat | options
 
 
-def _check_options(body: Mapping[str, Any]) -> None:
-    """Fields whose usual values ask for nothing."""
-    options = {name: Fields(body).mapping(name) for name in ("text", "reasoning")}
-    text_format = options["text"].get("format")
-    if text_format is not None and not (isinstance(text_format, dict) and text_format.get("type") == "text"):
-        raise invalid("'text.format' other than text is not supported yet")
-    if options["text"].get("verbosity") not in (None, "medium"):
+def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What `text` and `reasoning` come to, after a look at fields whose usual values ask for nothing."""
+    fields = Fields(body)
+    text, reasoning = fields.mapping("text"), fields.mapping("reasoning")
+    found: dict[str, Any] = {}
+    form = text.get("format")
+    if form is not None and not isinstance(form, dict):
+        raise invalid("'text.format' must be an object")
+    if form and form.get("type") == "json_schema":  # as chat completions have it, where the schema is one level deeper
+        found["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+    elif form:
+        found["response_format"] = form
+    if text.get("verbosity") not in (None, "medium"):
         raise invalid("'text.verbosity' is not supported")
-    if options["reasoning"].get("effort") is not None:
-        raise invalid("'reasoning.effort' is not supported yet")
+    if reasoning.get("effort") is not None:
+        found["reasoning_effort"] = reasoning["effort"]
     if body.get("truncation") not in (None, "disabled"):
         raise invalid("'truncation' can only be 'disabled'")
     include = body.get("include")
@@ -83,6 +89,7 @@ def _check_options(body: Mapping[str, Any]) -> None:
         raise invalid("'include' must be an array")
     if "message.output_text.logprobs" in (include or ()):
         raise invalid("'include' of 'message.output_text.logprobs' is not supported yet")
+    return found
 
 
 def _add(found: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
@@ -144,10 +151,65 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise invalid(f"'{where}.parameters' must be an object")
     function = {"name": get_text(tool, "name", where), "description": tool.get("description") or "",
                 "parameters": parameters or {}}  # fmt: skip
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") is True else {})}
 
 
 # --- answers ---
+
+#: Kinds of the items of an output: how their ids begin, and the event for a piece of their text.
+KINDS = {
+    "reasoning": ("rs_", "response.reasoning_text"),
+    "message": ("msg_", "response.output_text"),
+    "function_call": ("fc_", "response.function_call_arguments"),
+}  # fmt: skip
+
+
+class _Item:
+    """An item of the output: thoughts, a message, or a call of a function, whose arguments are its text.
+
+    Parameters
+    ----------
+    kind : str
+    index : int
+        In the output.
+    id : str
+    call : dict
+        `call_id` and `name` of a call.
+    """
+
+    def __init__(self, kind: str, index: int, id: str, call: Mapping[str, Any]) -> None:
+        self.kind = kind
+        self.index = index
+        self.event = KINDS[kind][1]
+        self.texts: list[str] = []
+        self._head = {"id": id, "type": kind}
+        self._call = call
+        self.where: dict[str, Any] = {"item_id": id, "output_index": index}
+        if kind != "function_call":
+            self.where["content_index"] = 0
+        self.more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        # All of a delta's event but its text, which stands at the end, and its number.
+        name = f"{self.event}.delta"
+        self.delta = named_event(name, {"type": name, **self.where, **self.more})[:-3]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def part(self) -> dict[str, Any]:
+        """The part of its content that there is."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
+        return {"type": "output_text", "annotations": [], "logprobs": [], "text": self.text}
+
+    def shown(self, status: str) -> dict[str, Any]:
+        head = {**self._head, "status": status}
+        if self.kind == "function_call":
+            return {**head, **self._call, "arguments": self.text}
+        content = [self.part()] if self.texts else []
+        if self.kind == "message":
+            return {**head, "role": "assistant", "content": content}
+        return {**head, "summary": [], "content": content, "encrypted_content": ""}
 
 
 class _Reply:
@@ -156,41 +218,54 @@ class _Reply:
     def __init__(self, turn: Turn, body: Mapping[str, Any]) -> None:
         self.turn = turn
         self.id = turn.state.new_id("resp_")
-        self.item_id = turn.state.new_id("msg_")
         self.created = int(time.time())
+        self.items: list[_Item] = []
         params = turn.params
         n_predict = turn.generation.n_predict
+        parallel = body.get("parallel_tool_calls")
         # What clients of OpenAI read back; llama-server leaves it out.
         self.echo: dict[str, Any] = {
             "error": None, "incomplete_details": None, "instructions": body.get("instructions"),
             "max_output_tokens": None if n_predict < 0 else n_predict, "metadata": body.get("metadata") or {},
-            "parallel_tool_calls": True, "previous_response_id": None, "store": False, "temperature": params.temperature,
-            "text": {"format": {"type": "text"}}, "tool_choice": body.get("tool_choice") or "auto",
-            "tools": body.get("tools") or [], "top_p": params.top_p, "truncation": "disabled",
+            "parallel_tool_calls": True if parallel is None else parallel, "previous_response_id": None, "store": False,
+            "temperature": params.temperature, "text": body.get("text") or {"format": {"type": "text"}},
+            "tool_choice": body.get("tool_choice") or "auto", "tools": body.get("tools") or [], "top_p": params.top_p,
+            "truncation": "disabled",
         }  # fmt: skip
 
     def response(self, status: str, **more: Any) -> dict[str, Any]:
         return {"id": self.id, "object": "response", "created_at": self.created, "status": status,
                 "model": self.turn.state.model_name, "output": [], **self.echo, **more}  # fmt: skip
 
-    def part(self, text: str) -> dict[str, Any]:
-        return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+    def add(self, kind: str, text: str = "", **call: Any) -> _Item:
+        """One more item of the output."""
+        item = _Item(kind, len(self.items), self.turn.state.new_id(KINDS[kind][0]), call)
+        if text:
+            item.texts.append(text)
+        self.items.append(item)
+        return item
 
-    def item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+    def add_all(self, done: Completion) -> None:
+        """All items of an answer."""
+        for kind, text in (("reasoning", done.reasoning), ("message", done.text)):
+            if text:
+                self.add(kind, text)
+        for call in done.tool_calls:
+            self.add("function_call", call.arguments, call_id=call.id, name=call.name)
 
-    def whole(self, text: str, reason: FinishReason | None, usage: Usage) -> dict[str, Any]:
-        """The response at its end. One that was cut off says so, though llama-server calls it completed."""
-        status = "completed" if reason == "stop" else "incomplete"
-        more: dict[str, Any] = {} if reason == "stop" else {"incomplete_details": {"reason": "max_output_tokens"}}
+    def whole(self, reason: FinishReason | None, usage: Usage) -> dict[str, Any]:
+        """The response at its end. One that was cut off says so, and its last item too, though llama-server does not."""
+        is_cut = reason not in ("stop", "tool_calls")
+        status = "incomplete" if is_cut else "completed"
+        more: dict[str, Any] = {"incomplete_details": {"reason": "max_output_tokens"}} if is_cut else {}
         counts = {
             "input_tokens": usage.prompt_tokens,
             "output_tokens": usage.completion_tokens,
             "total_tokens": usage.total_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.turn.n_thought()},
         }
-        output = [self.item(status, [self.part(text)])] if text else []
+        output = [item.shown("completed") for item in self.items[:-1]] + [item.shown(status) for item in self.items[-1:]]
         return self.response(status, completed_at=int(time.time()), output=output, usage=counts, **more)
 
 
@@ -203,7 +278,8 @@ async def responses(request: Request) -> Response:
         return EventStream(turn.answers, _frames(reply), ping_s=turn.generation.ping_s,
                            readings=turn.generation.return_progress, error_frame=_error_frame)
     [done] = await turn.answers.results()
-    return json_response(reply.whole(done.text, done.finish_reason, done.usage))
+    reply.add_all(done)
+    return json_response(reply.whole(done.finish_reason, done.usage))
 
 
 def _error_frame(error: ApiError) -> bytes:
@@ -211,28 +287,68 @@ def _error_frame(error: ApiError) -> bytes:
 
 
 class _Events:
-    """Makes numbered events."""
+    """The events of a stream, numbered."""
 
-    def __init__(self) -> None:
+    def __init__(self, reply: _Reply) -> None:
+        self._reply = reply
+        self._item: _Item | None = None  # which is open
         self._n = 0
 
     def __call__(self, kind: str, **data: Any) -> bytes:
-        return self.numbered(named_event(kind, {"type": kind, **data}))
+        return self._numbered(named_event(kind, {"type": kind, **data}))
 
-    def numbered(self, frame: bytes) -> bytes:
+    def _numbered(self, frame: bytes) -> bytes:
         frame = b'%b,"sequence_number":%d}\n\n' % (frame[:-3], self._n)
         self._n += 1
         return frame
 
+    def of(self, piece: Piece, timings: dict[str, float] | None) -> list[bytes]:
+        """What a piece of the answer comes to."""
+        times = b"" if timings is None else b',"timings":' + json_bytes(timings)
+        frames: list[bytes] = []
+        for kind, text in (("reasoning", piece.reasoning), ("message", piece.text)):
+            if text:
+                if self._item is None or self._item.kind != kind:
+                    frames += self._begin(kind)
+                frames.append(self._delta(text, times))
+        for call in piece.tool_calls:
+            if call.id is not None:
+                frames += self._begin("function_call", call_id=call.id, name=call.name)
+            if call.arguments:
+                frames.append(self._delta(call.arguments, times))
+        return frames
+
+    def _begin(self, kind: str, **call: Any) -> list[bytes]:
+        frames = self.end("completed")
+        item = self._item = self._reply.add(kind, **call)
+        frames.append(self("response.output_item.added", output_index=item.index, item=item.shown("in_progress")))
+        if kind != "function_call":
+            frames.append(self("response.content_part.added", **item.where, part=item.part()))
+        return frames
+
+    def _delta(self, text: str, times: bytes) -> bytes:
+        assert self._item is not None
+        self._item.texts.append(text)
+        return self._numbered(b'%b,"delta":%b%b}\n\n' % (self._item.delta, json_bytes(text), times))
+
+    def end(self, status: str) -> list[bytes]:
+        """The ends of what was begun: a text, its part, and the item around."""
+        item, self._item = self._item, None
+        if item is None:
+            return []
+        frames = []
+        if item.kind == "function_call":
+            frames.append(self(f"{item.event}.done", **item.where, arguments=item.text))
+        else:
+            frames.append(self(f"{item.event}.done", **item.where, text=item.text, **item.more))
+            frames.append(self("response.content_part.done", **item.where, part=item.part()))
+        return [*frames, self("response.output_item.done", output_index=item.index, item=item.shown(status))]
+
 
 def _frames(reply: _Reply) -> Frames:
-    turn, event = reply.turn, _Events()
+    turn, event = reply.turn, _Events(reply)
     generation, stream = turn.generation, turn.stream
     meter = completion.Meter()
-    where = {"item_id": reply.item_id, "output_index": 0, "content_index": 0}
-    # All of a delta's event but its text, which stands at the end, and its number.
-    head = named_event("response.output_text.delta", {"type": "response.output_text.delta", **where, "logprobs": []})[:-3]
-    texts: list[str] = []
     started = reply.response("in_progress")
     frames = [event("response.created", response=started), event("response.in_progress", response=started)]
     while True:
@@ -244,34 +360,12 @@ def _frames(reply: _Reply) -> Frames:
                 continue
             for piece in pieces:
                 meter.count(piece)
-                if piece.text:
-                    if not texts:
-                        item, part = reply.item("in_progress", []), reply.part("")
-                        frames.append(event("response.output_item.added", output_index=0, item=item))
-                        frames.append(event("response.content_part.added", **where, part=part))
-                    texts.append(piece.text)
-                    times = b""
-                    if generation.timings_per_token:
-                        times = b',"timings":' + json_bytes(meter.timings(stream))
-                    frames.append(event.numbered(b'%b,"delta":%b%b}\n\n' % (head, json_bytes(piece.text), times)))
+                frames += event.of(piece, meter.timings(stream) if generation.timings_per_token else None)
                 if piece.usage is not None and piece.timings is not None:
-                    whole = reply.whole("".join(texts), piece.finish_reason, piece.usage)
-                    frames += _end(event, where, whole)
+                    whole = reply.whole(piece.finish_reason, piece.usage)
+                    frames += event.end(whole["status"])
                     frames.append(event("response.completed", response=whole, timings=shapes.timings(piece.timings)))
                     return b"".join(frames)
-
-
-def _end(event: _Events, where: Mapping[str, Any], whole: Mapping[str, Any]) -> list[bytes]:
-    """The ends of what was begun: the text, its part, and the message around."""
-    if not whole["output"]:
-        return []
-    [item] = whole["output"]
-    [part] = item["content"]
-    return [
-        event("response.output_text.done", **where, text=part["text"], logprobs=[]),
-        event("response.content_part.done", **where, part=part),
-        event("response.output_item.done", output_index=0, item=item),
-    ]
 
 
 async def input_tokens(request: Request) -> Response:

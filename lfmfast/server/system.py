@@ -193,15 +193,17 @@ async def detokenize(request: Request) -> Response:
 
 
 async def apply_template(request: Request) -> Response:
-    """POST /apply-template: what a chat request would be read as, as text."""
+    """POST /apply-template: what a chat request would be read as, as text; without the BOS that goes before every prompt."""
     state = state_of(request)
+    model = state.model.model
+    bos = _token(model, model.native.bos_id) if model.native.add_bos else ""
     asked = read_conversation(await read_object(request), state)
-    template = state.model.model.template
+    template = model.template
 
     def work() -> Response:
         rendered = template.render(asked.messages, tools=asked.tools, continue_final_message=asked.continue_final_message,
                                    **asked.template_options)  # fmt: skip
-        return json_response({"prompt": rendered.text})
+        return json_response({"prompt": rendered.text.removeprefix(bos)})
 
     return await _done(work, len(await request.body()))
 

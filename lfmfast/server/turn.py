@@ -35,6 +35,14 @@ class Turn:
     def stream(self) -> AsyncStream:
         return self.answers.streams[0]
 
+    def n_thought(self) -> int:
+        """Tokens of the answer up to the end of its thoughts, which the model begins with."""
+        tokens = self.stream.tokens
+        if not self.stream.reasoning:
+            return 0
+        end = self.state.model.model.token_id("</think>")
+        return tokens.index(end) + 1 if end in tokens else len(tokens)
+
 
 def refuse(body: Mapping[str, Any], names: Iterable[str]) -> None:
     """400 for the first of these fields that the body sets."""

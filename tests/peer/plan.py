@@ -9,9 +9,7 @@ MODULES = ("test_basic", "test_chat_completion", "test_completion", "test_tokeni
            "test_compat_oai_responses")  # fmt: skip
 ALONG = ("test_tool_call",)  # imported by one of them
 
-NAMED = "llama.cpp's names of templates; lfmfast serve takes Jinja"
 LATER = "not supported yet, and refused by name"
-JOINED = "text parts of a message are joined as they are; llama-server puts line breaks between them"
 #: Why a test is not run, by a pattern of its name.
 LEFT_OUT: dict[str, str] = {
     r"test_load_split_model|stream_with_openai_library_stops|thinking_with_reasoning_model": "fetches a model",
@@ -19,18 +17,14 @@ LEFT_OUT: dict[str, str] = {
     r"test_metrics_embedding_prompt_is_counted": "embedding model",
     r"cors_proxy|defaults_to_localhost_with_tools_enabled": "llama-server's proxy and built-in tools",
     r"test_cache_vs_nocache_prompt": "skipped by its authors",
-    r"test_chat_completion\[.*-chatml\]|::test_chat_template$|mutual_exclusion|test_apply_chat_template": NAMED,
     r"test_chat_completion\[.*-This is not a chat": "a template that shows no messages is refused",
-    r"test_chat_completion\[.*-user_prompt\d|assistant_prefill\[prefill1": JOINED,
     r"response_format\[response_format[0-3]-|with_json_schema|with_grammar|n_probs_post": LATER,
     r"test_reasoning\[(?!Qwen-Qwen3-0\.6B-auto)": "thoughts are not told apart yet; no --reasoning, no enable_thinking",
-    r"test_date_inside_prompt": "variables that llama-server gives to templates of other families than LFM2",
-    r"ignore_eos_populates_logit_bias": "generation_settings say ignore_eos; how it is done is no part of them",
+    r"date_inside_prompt\[fireworks": "its template adds a variable that is not defined, an error in Jinja",
     r"test_ctx_shift_enabled": "there is no context shift",
     r"restore_legacy_token_list": "reads llama-server's own file format",
     r"test_cors_options\[.*Allow-Headers": "echoes the headers that were asked for: with credentials, browsers do not take *",
     r"tool_result_with_image|vision_format_accepted": "images are refused with 400, not 500",
-    r"anthropic_empty_messages": "no messages: 400",
 }
 
 

@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
         server.offline, server.model_hf_repo, server.model_file = False, None, model
         server.temperature = 0.0
         server.server_port = int(os.environ["PORT"])
-        server.n_threads = 2
+        server.n_threads = 1  # the model is tiny, and two servers run at a time
         return server
 
     utils.ServerPreset.tinyllama2 = staticmethod(local)

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,20 +71,32 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def run(side: str, program: Path, where: Path, model_file: Path, only: str | None, log: Path) -> dict[str, dict[str, str]]:
-    """One run of the tests in a process of its own; results by test."""
-    results = where / f"results-{side}.json"
+def run(side: str, program: Path, where: Path, model_file: Path, only: str | None) -> dict[str, dict[str, str]]:
+    """The tests on one of the servers; results by test. Modules run side by side, as most of the time is waiting."""
+
+    def run_one(module: str) -> dict[str, dict[str, str]]:
+        return run_module(module, side, program, where, model_file, only)
+
+    with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
+        return {name: result for results in pool.map(run_one, plan.MODULES) for name, result in results.items()}
+
+
+def run_module(module: str, side: str, program: Path, where: Path, model_file: Path,
+               only: str | None) -> dict[str, dict[str, str]]:  # fmt: skip
+    """One module in a process of its own."""
+    results = where / f"results-{side}-{module}.json"
     if results.exists() and side == "llama-server":  # of an earlier run in a folder that was kept
         return read_results(results)
     # Without this the programs would talk to a proxy, and without the other, llama-server's tests would count as our own.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA_", "LFMFAST_SERVE", "PYTEST_"))}
     path = [str(where), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONPATH": os.pathsep.join(path), "PEER_RUN": side, "PEER_RESULTS": str(results),
-                    "PEER_NOTES": str(where / "notes.json"), "PEER_MODEL": str(model_file), "PORT": str(free_port()),
+                    "PEER_NOTES": str(where / f"notes-{module}.json"), "PEER_MODEL": str(model_file), "PORT": str(free_port()),
                     "LLAMA_SERVER_BIN_PATH": str(program), "NO_PROXY": "127.0.0.1,localhost"}  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-p", "peer.plugin", "-q", "-c",
                str(where / "pytest.ini"), "--rootdir", str(where), "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
-               *(f"unit/{name}.py" for name in plan.MODULES), *(["-k", only] if only else [])]  # fmt: skip
+               f"unit/{module}.py", *(["-k", only] if only else [])]  # fmt: skip
+    log = where / f"{side}-{module}.log"
     with log.open("w") as out:
         subprocess.run(command, cwd=where, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     if not results.exists():
@@ -100,9 +113,10 @@ def read_results(path: Path) -> dict[str, dict[str, str]]:
 def compare(model_file: Path, folder: Path, only: str | None = None) -> list[Result]:
     """Both runs, and the result of each test."""
     where = suite(folder)
-    theirs = run("llama-server", peers.program("llama-server"), where, model_file, only, folder / "llama-server.log")
-    ours = run("lfmfast", wrapper(folder), where, model_file, only, folder / "lfmfast.log")
-    return judged(theirs, ours, json.loads((where / "notes.json").read_text("utf8")))
+    theirs = run("llama-server", peers.program("llama-server"), where, model_file, only)
+    ours = run("lfmfast", wrapper(folder), where, model_file, only)
+    notes = [json.loads((where / f"notes-{module}.json").read_text("utf8")) for module in plan.MODULES]
+    return judged(theirs, ours, {key: value for part in notes for key, value in part.items()})
 
 
 def judged(theirs: dict[str, dict[str, str]], ours: dict[str, dict[str, str]], notes: dict[str, Any]) -> list[Result]:

@@ -115,10 +115,12 @@ def test_tools_and_their_results(server):
              "system": [text("You are a helpful "), text("assistant.")]}  # fmt: skip
     question = user(text("What is the weather in Paris?"))
     first = server.post("/v1/messages", {**asked, "messages": [question]})
-    assert "get_weather" in first["content"][0]["text"]  # calls come as text still
+    [call] = first["content"]
+    assert (first["stop_reason"], first["stop_sequence"]) == ("tool_use", None)
+    assert {**call, "id": "toolu_1"} == CALL and call["id"]
     weather = [text('{"temperature": 21, '), text('"sky": "sunny"}')]
-    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": weather}
-    messages = [question, {"role": "assistant", "content": [CALL]}, user(result)]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": weather}
+    messages = [question, {"role": "assistant", "content": [call]}, user(result)]
     answer = server.post("/v1/messages", {**asked, "messages": messages})
     assert answer["content"] == [text("It is 21 degrees and sunny in Paris.")]
     none = server.post("/v1/messages", {**asked, "messages": [question], "tool_choice": {"type": "none"}})
@@ -148,7 +150,7 @@ def test_what_becomes_of_messages():
         ]})  # fmt: skip
     function = {"name": "get_weather", "arguments": {"city": "Paris"}}
     assert chat == {
-        "max_tokens": 5, "top_k": 3, "stop": ["x"], "tool_choice": None, "messages": [
+        "max_tokens": 5, "top_k": 3, "stop": ["x"], "reasoning_budget": 1000, "messages": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b", "thinking": "hm", "reasoning_content": "hm",
@@ -188,11 +190,20 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
     ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
     ({"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
-    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice 'required' needs tools"),
+    ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "tool", "name": "f"}, "tools": [{"name": "g"}]}, "no tool 'f'"),
+    ({"tool_choice": {"type": "some"}}, "tool_choice"),
     ({"tool_choice": "auto"}, "tool_choice"),
-    ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "disable_parallel_tool_use"),
+    ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "disable_parallel_tool_use"),
+    ({"tools": [{"name": "f", "strict": True, "input_schema": {"type": "object", "properties": {
+        "a": {"type": "array", "uniqueItems": True}}}}]}, "uniqueItems"),
     ({"thinking": True}, "thinking"),
     ({"thinking": {"type": "much"}}, "thinking"),
+    ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "budget_tokens"),
+    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+    ({"output_config": {"effort": "low"}}, "effort"),
+    ({"output_format": {"type": "json_schema", "schema": {"not": {"type": "string"}}}}, "not"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ({"stop_sequences": 5}, "stop_sequences"),
     ({"max_tokens": "many"}, "max_tokens"),

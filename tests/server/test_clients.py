@@ -143,6 +143,72 @@ def test_langchain(live):
     assert (seen["text"], seen["streamed"]) == (CAPITAL, CAPITAL) and seen["n"] > 0
 
 
+def test_langchain_with_tools(live):
+    seen = script("""
+        import json, sys
+        from typing import Literal
+        from langchain_core.messages import HumanMessage, SystemMessage
+        from langchain_core.tools import tool
+        from langchain_openai import ChatOpenAI
+        from pydantic import BaseModel, Field
+
+        @tool
+        def get_weather(city: str) -> str:
+            "Get the weather in a city."
+            return json.dumps({"temperature": 21, "sky": "sunny"})
+
+        @tool
+        def add(a: float, b: float) -> float:
+            "Add two numbers."
+            return a + b
+
+        class City(BaseModel):
+            "A city."
+            city: Literal["Paris", "Rome"]
+            n: int = Field(ge=0, le=9)
+
+        def say(**values):
+            print(json.dumps(values), flush=True)
+
+        model = ChatOpenAI(model="any", base_url=sys.argv[1] + "/v1", api_key="not-needed", temperature=0, max_tokens=100)
+        tools = {t.name: t for t in (get_weather, add)}
+        both = [HumanMessage("What is the weather in Paris and Rome?")]
+
+        def loop(agent, text, stream):
+            messages = [SystemMessage("You are a helpful assistant."), HumanMessage(text)]
+            for _ in range(4):
+                if stream:
+                    reply = None
+                    for chunk in agent.stream(messages):
+                        reply = chunk if reply is None else reply + chunk
+                else:
+                    reply = agent.invoke(messages)
+                messages.append(reply)
+                if not reply.tool_calls:
+                    return [reply.content, [m.tool_calls[0]["args"] for m in messages if getattr(m, "tool_calls", None)]]
+                messages += [tools[call["name"]].invoke(call) for call in reply.tool_calls]
+
+        agent = model.bind_tools(list(tools.values()))
+        say(loop=[loop(agent, "What is the weather in Paris?", stream) for stream in (False, True)])
+        say(sum=loop(agent, "What is 3 plus 4?", False))
+        for name, more in (("unset", {}), ("true", {"parallel_tool_calls": True}), ("false", {"parallel_tool_calls": False})):
+            found = model.bind_tools(list(tools.values()), **more).invoke(both).tool_calls
+            say(**{name: [call["args"]["city"] for call in found]})
+        forced = model.bind_tools(list(tools.values()), tool_choice="add", strict=True).invoke([HumanMessage("Hello!")])
+        say(forced=[call["name"] for call in forced.tool_calls], required=[
+            bool(model.bind_tools(list(tools.values()), tool_choice=choice).invoke([HumanMessage("Hello!")]).tool_calls)
+            for choice in ("any", "required", "auto")])
+        for method in ("json_schema", "function_calling"):
+            found = model.with_structured_output(City, method=method).invoke("What is the capital of France?")
+            say(**{method: type(found).__name__})
+    """, live.url)
+    weather = ["It is 21 degrees and sunny in Paris.", [{"city": "Paris"}]]
+    assert seen["loop"] == [weather, weather] and seen["sum"] == ["3 plus 4 is 7.", [{"a": 3, "b": 4}]]
+    assert seen["unset"] == seen["true"] == ["Paris", "Rome"] and len(seen["false"]) == 1
+    assert set(seen["forced"]) == {"add"} and seen["required"] == [True, True, False]
+    assert (seen["json_schema"], seen["function_calling"]) == ("City", "City")
+
+
 def curl(*arguments: str) -> str:
     """What curl printed."""
     command = [needs.program("curl"), "-sS", "--noproxy", "*", "--max-time", "60", *arguments]

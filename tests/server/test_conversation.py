@@ -32,6 +32,13 @@ def test_texts_of_a_message_are_joined_as_llama_server_joins_them(family):
     assert f"user\na{joint}b<|im_end|>" in prompt(template(family), user(parts))
 
 
+@pytest.mark.parametrize("family", FILES)
+def test_a_begun_message_in_parts(family):
+    begun = {"role": "assistant", "content": [{"type": "text", "text": text} for text in ("", "a", "b")]}
+    state: Any = SimpleNamespace(settings=Settings(), model=SimpleNamespace(model=SimpleNamespace(template=template(family))))
+    assert read_conversation({"messages": [user("x"), begun]}, state).messages[-1]["content"] == "a\n\nb"
+
+
 def test_parts_that_are_no_texts_reach_the_template():
     for family in FILES:
         if family not in ("lfm2", "lfm2.5-instruct"):

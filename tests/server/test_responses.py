@@ -139,7 +139,7 @@ def test_what_becomes_of_items():
             {"type": "reasoning", "summary": []},
         ]})  # fmt: skip
     call = {"type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-    assert chat == {"model": "m", "max_tokens": 7, "messages": [
+    assert chat == {"model": "m", "max_tokens": 7, "response_format": {"type": "text"}, "messages": [
         {"role": "system", "content": "Be brief."},
         {"role": "developer", "content": "d"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -170,9 +170,12 @@ def test_what_becomes_of_items():
     ({"background": True}, "background"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"truncation": "auto"}, "truncation"),
-    ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema"}}}, "schema"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"uniqueItems": True}}}}, "uniqueItems"),
+    ({"text": {"format": {"type": "xml"}}}, "xml"),
+    ({"text": {"format": "json_object"}}, "text.format"),
     ({"text": "x"}, "text"),
-    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ({"reasoning": {"effort": "high"}}, "reasoning_effort"),
     ({"include": ["message.output_text.logprobs"]}, "include"),
     *(({name: wrong}, name) for name in ("include", "text", "reasoning") for wrong in ("", 0, False)),
     ({"top_logprobs": 3}, "top_logprobs"),
@@ -197,10 +200,10 @@ def test_a_client_that_goes_away(server):
 def test_errors_of_a_stream_are_events(server, monkeypatch):
     from lfmfast.server import responses
 
-    def broken(*_: Any) -> list[bytes]:
+    def broken(*_: Any) -> dict[str, Any]:
         raise ApiError(503, "unavailable_error", "the server is shutting down")
 
-    monkeypatch.setattr(responses, "_end", broken)
+    monkeypatch.setattr(responses._Reply, "whole", broken)
     last = events(server, FRANCE)[-1]
     assert (last["type"], last["code"], last["message"]) == ("error", "unavailable_error", "the server is shutting down")
     assert last["error"]["code"] == 503

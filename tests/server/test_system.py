@@ -167,9 +167,12 @@ def test_wrong_values_are_refused(client: TestClient, path: str, body: dict[str,
 
 def test_apply_template(client: TestClient) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    system = "<|startoftext|><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    system = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
     prompt = client.post("/apply-template", json={"messages": messages}).json()["prompt"]
-    assert prompt == system + "<|im_start|>assistant\n"
+    assert prompt == system + "<|im_start|>assistant\n"  # BOS is put before it again
+    asked = {"temperature": 0, "max_tokens": 8}
+    answer = client.post("/v1/chat/completions", json={"messages": messages, **asked}).json()["choices"][0]
+    assert client.post("/completion", json={"prompt": prompt, **asked}).json()["content"] == answer["message"]["content"]
     closed = client.post("/apply-template", json={"messages": messages, "add_generation_prompt": False})
     assert closed.json()["prompt"] == system
     begun = [*messages, {"role": "assistant", "content": "Hello"}]

@@ -113,10 +113,19 @@ _COMPLETION_CHUNK = obj(
 
 # --- Anthropic's messages ---
 
-_CLAUDE_STOP = {"stop_reason": const("end_turn", "max_tokens", "stop_sequence", None), "stop_sequence": optional(STRING)}
+_CLAUDE_STOP = {"stop_reason": const("end_turn", "max_tokens", "stop_sequence", "tool_use", None),
+                "stop_sequence": optional(STRING)}  # fmt: skip
+_CLAUDE_BLOCK = either(
+    obj({"type": const("text"), "text": STRING}),
+    obj({"type": const("thinking"), "thinking": STRING, "signature": const("")}),
+    obj({"type": const("tool_use"), "id": STRING, "name": STRING, "input": {"type": "object"}}),
+)
+_CLAUDE_DELTA = either(*(obj({"type": const(kind), member: STRING}) for kind, member in (
+    ("text_delta", "text"), ("thinking_delta", "thinking"), ("signature_delta", "signature"),
+    ("input_json_delta", "partial_json"))))  # fmt: skip
 _CLAUDE_MESSAGE = obj({
     "id": {"type": "string", "pattern": "^msg_"}, "type": const("message"), "role": const("assistant"), "model": STRING,
-    "content": array(obj({"type": const("text"), "text": STRING})), **_CLAUDE_STOP,
+    "content": array(_CLAUDE_BLOCK), **_CLAUDE_STOP,
     "usage": obj({"cache_read_input_tokens": _COUNT, "input_tokens": _COUNT, "output_tokens": _COUNT}),
 })  # fmt: skip
 
@@ -127,8 +136,8 @@ def _events(**kinds: dict[str, Schema]) -> Schema:
 
 _CLAUDE_EVENT = _events(
     message_start={"message": ref("AnthropicMessageAnswer")},
-    content_block_start={"index": _COUNT, "content_block": obj({"type": const("text"), "text": STRING})},
-    content_block_delta={"index": _COUNT, "delta": obj({"type": const("text_delta"), "text": STRING})},
+    content_block_start={"index": _COUNT, "content_block": _CLAUDE_BLOCK},
+    content_block_delta={"index": _COUNT, "delta": _CLAUDE_DELTA},
     content_block_stop={"index": _COUNT},
     message_delta={"delta": obj(_CLAUDE_STOP), "usage": obj({"output_tokens": _COUNT})},
     message_stop={},
@@ -136,16 +145,26 @@ _CLAUDE_EVENT = _events(
 
 # --- OpenAI's responses ---
 
+_THOUGHT = obj({"type": const("reasoning_text"), "text": STRING})
 _PART = obj({"type": const("output_text"), "annotations": array(ANY), "logprobs": array(ANY), "text": STRING})
 _STATUS = const("in_progress", "completed", "incomplete")
-_ITEM = obj({"id": {"type": "string", "pattern": "^msg_"}, "type": const("message"), "role": const("assistant"),
-             "status": _STATUS, "content": array(_PART)})  # fmt: skip
+
+
+def _item(kind: str, prefix: str, members: dict[str, Schema]) -> Schema:
+    return obj({"id": {"type": "string", "pattern": f"^{prefix}"}, "type": const(kind), "status": _STATUS, **members})
+
+
+_ITEM = either(
+    _item("message", "msg_", {"role": const("assistant"), "content": array(_PART)}),
+    _item("reasoning", "rs_", {"summary": array(ANY, None, 0), "content": array(_THOUGHT), "encrypted_content": const("")}),
+    _item("function_call", "fc_", {"call_id": STRING, "name": STRING, "arguments": _ARGUMENTS}),
+)
 _RESPONSE = obj({
     "id": {"type": "string", "pattern": "^resp_"}, "object": const("response"), "created_at": _COUNT, "status": _STATUS,
     "model": STRING, "output": array(_ITEM), "error": NULL, "incomplete_details": optional(obj({"reason": STRING})),
     "instructions": optional(STRING), "max_output_tokens": optional(_COUNT), "metadata": ANY, "parallel_tool_calls": BOOLEAN,
     "previous_response_id": NULL, "store": const(False), "temperature": _NUMBER, "text": ANY,
-    "tool_choice": const("auto", "none"), "tools": array(ANY), "top_p": _NUMBER, "truncation": const("disabled"),
+    "tool_choice": ANY, "tools": array(ANY), "top_p": _NUMBER, "truncation": const("disabled"),
 }, {
     "completed_at": _COUNT,
     "usage": obj({"input_tokens": _COUNT, "output_tokens": _COUNT, "total_tokens": _COUNT,
@@ -155,18 +174,25 @@ _RESPONSE = obj({
 
 
 def _response_events() -> list[Schema]:
-    at: dict[str, Schema] = {"item_id": STRING, "output_index": _COUNT, "content_index": _COUNT}
+    item: dict[str, Schema] = {"item_id": STRING, "output_index": _COUNT}
+    at: dict[str, Schema] = {**item, "content_index": _COUNT}
+    times: dict[str, Schema] = {"timings": ref("Timings")}
+    part = either(_PART, _THOUGHT)
     whole: dict[str, Schema] = {"response": ref("Response")}
     kinds: list[tuple[str, dict[str, Schema], dict[str, Schema]]] = [
         ("response.created", whole, {}),
         ("response.in_progress", whole, _PROGRESS),
         ("response.output_item.added", {"output_index": _COUNT, "item": _ITEM}, {}),
-        ("response.content_part.added", {**at, "part": _PART}, {}),
-        ("response.output_text.delta", {**at, "logprobs": array(ANY), "delta": STRING}, {"timings": ref("Timings")}),
+        ("response.content_part.added", {**at, "part": part}, {}),
+        ("response.reasoning_text.delta", {**at, "delta": STRING}, times),
+        ("response.reasoning_text.done", {**at, "text": STRING}, {}),
+        ("response.output_text.delta", {**at, "logprobs": array(ANY), "delta": STRING}, times),
         ("response.output_text.done", {**at, "logprobs": array(ANY), "text": STRING}, {}),
-        ("response.content_part.done", {**at, "part": _PART}, {}),
+        ("response.function_call_arguments.delta", {**item, "delta": STRING}, times),
+        ("response.function_call_arguments.done", {**item, "arguments": _ARGUMENTS}, {}),
+        ("response.content_part.done", {**at, "part": part}, {}),
         ("response.output_item.done", {"output_index": _COUNT, "item": _ITEM}, {}),
-        ("response.completed", {**whole, "timings": ref("Timings")}, {}),
+        ("response.completed", {**whole, **times}, {}),
     ]
     return [obj({"type": const(kind), "sequence_number": _COUNT, **members}, more) for kind, members, more in kinds]
 

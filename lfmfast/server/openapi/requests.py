@@ -31,7 +31,7 @@ __all__ = ["BODIES"]
 _NOTHING: tuple[tuple[Any, Schema], ...] = (
     ("", const("")), (0, const(0)), (False, const(False)), ([], {"type": "array", "maxItems": 0}),
     ({}, {"type": "object", "maxProperties": 0}), (-1.5, {"type": "number", "exclusiveMaximum": 0}), (1, const(1)),
-    (["text"], {"const": ["text"]}),
+    ("none", const("none")), (["text"], {"const": ["text"]}),
 )  # fmt: skip
 
 
@@ -190,8 +190,11 @@ _CLAUDE_BLOCKS = {
 }  # fmt: skip
 _CLAUDE_MESSAGE = either(*(obj({"role": const(role), "content": either(STRING, array(either(*blocks)))})
                            for role, blocks in _CLAUDE_BLOCKS.items()))  # fmt: skip
-_CLAUDE_TOOL = obj({"name": STRING}, {"type": const("custom", None), "description": ANY,
+_CLAUDE_TOOL = obj({"name": STRING}, {"type": const("custom", None), "description": ANY, "strict": _STRICT,
                                       "input_schema": optional({"type": "object"})})  # fmt: skip
+
+
+_JSON_FORMAT = obj({"type": const("json_schema"), "schema": _SCHEMA})
 
 
 def _empty(value: Any) -> bool:
@@ -203,9 +206,14 @@ _CLAUDE_PROMPT = {
     "messages": array(ref("AnthropicMessage"), 1),
     "system": _CLAUDE_TEXTS,
     "tools": array(_CLAUDE_TOOL),
-    "tool_choice": obj({"type": const("auto", "none")}, {"disable_parallel_tool_use": _refused(_empty)}),
+    "tool_choice": obj({}, {"disable_parallel_tool_use": optional(_flag("At most one call in an answer."))}) | either(
+        obj({"type": const(*anthropic.CHOICES)}), obj({"type": const("tool"), "name": STRING})),
     "stop_sequences": _strings("Where an answer ends; these texts are not part of it."),
-    "thinking": said("The model decides itself.", obj({"type": const("enabled", "disabled", "adaptive")})),
+    "thinking": said("Whether it thinks is the model's own matter; disabled: what it thinks is cut off at once.", obj(
+        {"type": const("enabled", "disabled", "adaptive")},
+        {"budget_tokens": said("Tokens of a thought at most.", optional(integer(0, INT_MAX)))})),
+    "output_config": obj({}, {"format": optional(_JSON_FORMAT)}),
+    "output_format": said("The same as the format of output_config, which goes before it.", _JSON_FORMAT),
     **{name: _refused(_empty) for name in anthropic.REFUSED},
     **{name: _ignored() for name in ("metadata", "service_tier", "betas", "anthropic_version", "cache_control")},
 }
@@ -228,15 +236,17 @@ _ITEM = either(
     obj({"type": const("reasoning")}, {"content": optional(array(obj({"text": STRING})))}),
 )
 _RESPONSE_TOOL = obj({"type": const("function"), "name": STRING},
-                     {"description": ANY, "parameters": optional({"type": "object"})})  # fmt: skip
+                     {"description": ANY, "parameters": optional({"type": "object"}), "strict": _STRICT})  # fmt: skip
 _RESPONSE_PROMPT = {
-    **{name: schema for name, schema in _CONVERSATION.items() if name not in ("messages", "tools")},
+    **{name: schema for name, schema in _CONVERSATION.items() if name not in ("messages", "tools", "tool_choice")},
+    "tool_choice": either(const("auto", "none", "required", None), obj({"type": const("function"), "name": STRING})),
     "input": either(STRING, array(ref("ResponseItem"), 1)),
     "instructions": STRING,
     "tools": array(_RESPONSE_TOOL),
     "max_output_tokens": said("Tokens of an answer at most.", integer(0, INT_MAX)),
-    "text": obj({}, {"format": optional(obj({"type": const("text")})), "verbosity": const("medium", None)}),
-    "reasoning": obj({}, {"effort": NULL}),
+    "text": obj({}, {"format": optional(either(obj({"type": const("text", "json_object")}), _JSON_FORMAT)),
+                     "verbosity": const("medium", None)}),
+    "reasoning": obj({}, {"effort": said("None: what the model thinks is cut off at once.", const("none", None))}),
     "truncation": const("disabled", None),
     "include": array({"not": const("message.output_text.logprobs")}),
     **{name: _refused(_empty) for name in responses.REFUSED},

@@ -25,39 +25,16 @@ function stored(area, name, value) {
 }
 
 const settings = {system: "", theme: "", sampling: {}, ...stored("localStorage", "settings")};
-const messages = []; // {role, content, thoughts, note, facts, failure, box}
+const messages = []; // {role, content, thoughts, calls, note, facts, failure, view}
 let running = null; // {controller, message} while an answer comes
 let nCtx = 0;
 let defaults = {};
 
 // -- the server -------------------------------------------------------------------------------------------------------
 
-class ServerError extends Error {
-  constructor(status, text, type = "") {
-    super(type === "exceed_context_size_error" ? `${text}. Edit your message, or begin a new chat.` : text);
-    this.status = status;
-  }
-}
-
-async function ask(path, options = {}) {
-  const headers = {"Content-Type": "application/json"};
-  if ($("key").value) headers.Authorization = `Bearer ${$("key").value}`;
-  let response;
-  try {
-    response = await fetch(path, {...options, headers});
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ServerError(0, "The server can't be reached. Is it still running?");
-  }
-  if (response.ok) return response;
-  const body = await response.json().catch(() => ({}));
-  throw new ServerError(response.status, body.error?.message || `The server answered ${response.status} ${response.statusText}.`,
-    body.error?.type);
-}
-
 function showState(state, text) {
   $("state").dataset.state = state;
-  if ($("state").textContent !== text) $("state").textContent = text;
+  setText($("state"), text);
 }
 
 // Ask for the model until it is there: it may still be loading, and the server may start again.
@@ -91,26 +68,10 @@ async function connect() {
   }
 }
 
-// The objects of an event stream. Lines that begin with a colon only keep the connection awake.
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const {value, done} = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data:")) continue;
-      const data = line.slice(5).trim();
-      if (data === "[DONE]") yield null;
-      else yield JSON.parse(data);
-    }
-  }
-}
-
 function requestBody() {
-  const history = messages.filter((one) => one.role === "user" || one.content).map(({role, content}) => ({role, content}));
+  // Which past thoughts the model sees is for its template to say.
+  const history = messages.filter((one) => one.role === "user" || one.content)
+    .map(({role, content, thoughts}) => ({role, content, ...(thoughts && {reasoning_content: thoughts})}));
   if (settings.system.trim()) history.unshift({role: "system", content: settings.system});
   const body = {
     messages: history, stream: true, stream_options: {include_usage: true}, timings_per_token: true, return_progress: true,
@@ -150,10 +111,14 @@ async function answer(message) {
       if (event.timings) facts.timings = event.timings;
       if (event.usage) facts.usage = event.usage;
       const choice = event.choices?.[0];
-      const {content, reasoning_content: thought} = choice?.delta || {};
+      const {content, reasoning_content: thought, tool_calls: calls = []} = choice?.delta || {};
+      if (thought && !message.thoughts) say("Thinking.");
       if (thought) message.thoughts += thought;
       if (content) message.content += content;
-      if (content || thought) facts.firstMs ??= performance.now() - began;
+      for (const {index, function: {name = "", arguments: piece = ""}} of calls) {
+        message.calls[index] = {name: name || message.calls[index].name, text: (message.calls[index]?.text || "") + piece};
+      }
+      if (content || thought || calls.length) facts.firstMs ??= performance.now() - began;
       finish = choice?.finish_reason || finish;
       drawSoon(message);
     }
@@ -224,7 +189,7 @@ function button(text, action, label = "") {
 }
 
 function add(values) {
-  const message = {thoughts: "", note: "", failure: "", facts: {}, progress: "", ...values};
+  const message = {thoughts: "", calls: [], note: "", failure: "", facts: {}, progress: "", ...values};
   const box = make("li", `message ${message.role}`);
   const body = make("div", message.role === "user" ? "body" : "body markdown-box");
   box.append(make("h2", "unseen", message.role === "user" ? "You" : "Answer"), body);
@@ -256,6 +221,17 @@ function parts(message) {
   return match ? [match[1], match[2] || ""] : [message.thoughts, message.content];
 }
 
+// What is unchanged is left alone: a screen reader would say it again.
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// A call of a function as a code block, whatever is in it.
+function fenced(text) {
+  const fence = "`".repeat(Math.max(2, ...[...text.matchAll(/`+/g)].map(([marks]) => marks.length)) + 1);
+  return `\n\n${fence}call\n${text}\n${fence}\n`;
+}
+
 function draw(message) {
   if (message.role === "user") {
     message.view.tools.replaceChildren(
@@ -264,13 +240,16 @@ function draw(message) {
   }
   const isAtEnd = atEnd();
   const {view} = message;
-  const [thoughts, text] = parts(message);
+  const [thoughts, said] = parts(message);
+  const text = said + message.calls.map(({name, text: values}) => fenced(`${name}(${values})`)).join("");
+  const isWaiting = message.isOpen && !text.trim();
   view.thoughts.hidden = !thoughts.trim();
+  view.thoughts.classList.toggle("wait", isWaiting);
   if (thoughts.trim()) showMarkdown(view.thoughts.lastElementChild, thoughts.trim());
+  setText(view.thoughts.firstElementChild, isWaiting ? "Thinking" : "Thoughts");
   showMarkdown(view.text, text);
-  view.wait.hidden = !message.isOpen || Boolean(text.trim());
-  const wait = message.progress && !thoughts ? message.progress : thoughts ? "Thinking" : "Waiting for the first token";
-  if (view.wait.textContent !== wait) view.wait.textContent = wait;
+  view.wait.hidden = !isWaiting || !view.thoughts.hidden;
+  setText(view.wait, message.progress || "Waiting for the first token");
   view.failure.hidden = !message.failure;
   view.failure.replaceChildren(...(message.failure ? [make("p", "", message.failure), button("Try again", () => again(message))] : []));
   drawTools(message);
@@ -296,7 +275,7 @@ function drawTools(message) {
   const tools = [button("Copy", (event) => copy(parts(message)[1].trim(), event.target), "Copy the answer")];
   if (isLast) tools.push(button("Regenerate", () => again(message)));
   if (isLast && message.note && message.content) tools.push(button("Continue", () => answer(message)));
-  view.tools.replaceChildren(...(message.content || message.thoughts || !message.failure ? tools : []), shown);
+  view.tools.replaceChildren(...(message.content || message.thoughts || message.calls.length || !message.failure ? tools : []), shown);
 }
 
 // Earlier answers lose the buttons that only the last one has.
@@ -331,7 +310,7 @@ function toEnd() {
 
 function again(message) {
   if (running) return;
-  message.content = message.thoughts = "";
+  Object.assign(message, {content: "", thoughts: "", calls: []});
   input.focus({preventScroll: true});
   answer(message);
 }
@@ -371,8 +350,8 @@ async function copy(text, from) {
 }
 
 function remember() {
-  stored("sessionStorage", "messages", messages.map(({role, content, thoughts, note, facts, failure}) =>
-    ({role, content, thoughts, note, facts, failure})));
+  stored("sessionStorage", "messages", messages.map(({role, content, thoughts, calls, note, facts, failure}) =>
+    ({role, content, thoughts, calls, note, facts, failure})));
 }
 
 function askForKey() {
