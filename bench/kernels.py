@@ -25,8 +25,9 @@ N_PREFILLED = 16  # tokens of each sequence before decode is measured
 
 
 def worker(model_file: str, n_threads: int, n_prompt: int, sequences: list[int]) -> dict[str, float]:
-    """Seconds to load, peak memory in MB, and tokens per second: the best of three prefills, a median decode step."""
+    """Seconds to load, and tokens per second: of the best of three prefills, of a median decode step."""
     import numpy as np
+
     from lfmfast.lowlevel import Batch, Context, Model
 
     tokens = np.random.default_rng(0).integers(20, 1200, 4096).tolist()
@@ -79,16 +80,17 @@ def compare(model_file: Path, args: argparse.Namespace) -> None:
     print(f"model      {report.file(model_file)}")
     runs: list[tuple[dict[str, float], dict[str, float]]] = []
     for turn in range(args.repeats + 1):
-        sides = {}
+        pair = {}
         for kernels in (args.kernels, "0") if turn % 2 else ("0", args.kernels):
-            sides[kernels] = measure(kernels, model_file, args.threads, args.prompt, args.sequences)
+            pair[kernels] = measure(kernels, model_file, args.threads, args.prompt, args.sequences)
         if turn:
-            runs.append((sides[args.kernels], sides["0"]))
+            runs.append((pair[args.kernels], pair["0"]))
     for name in runs[0][0]:
         ours, ggml = [run[0][name] for run in runs], [run[1][name] for run in runs]
         ratios = [a / b for a, b in zip(ours, ggml, strict=True)]
         unit = "s" if name == "load" else "tokens/s"
-        print(f"  {name:<12} ours {report.spread(ours, 2)}, ggml {report.spread(ggml, 2)} {unit}; ratio {report.spread(ratios, 2)}")
+        sides = f"ours {report.spread(ours, 2)}, ggml {report.spread(ggml, 2)} {unit}"
+        print(f"  {name:<12} {sides}; ratio {report.spread(ratios, 2)}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--kernels", default="1", help="a value of LFMFAST_KERNELS: avx512vnni, avxvnni, avx2; 1: the best here")
+    parser.add_argument("--kernels", default="1", help="for LFMFAST_KERNELS: avx512vnni, avxvnni, avx2; 1: the best here")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.worker:

@@ -1,22 +1,23 @@
-# lfmfast_kernel_sources(<variable>): the kernels' files that need no ggml, each with the flags of its instruction set. The
-# files choose at run time, so they are the same whatever the rest is compiled for; on other processors there are none.
+# lfmfast_kernel_sources(<variable>): the kernels' files that need no ggml, each with the flags of its instruction set. They
+# are chosen from at run time, so they are the same whatever the rest is compiled for; on other processors there are none.
 include(CheckCXXCompilerFlag)
 function(lfmfast_kernel_sources variable)
   set(dir "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../lfmfast/kernels")
   set(sources "${dir}/dispatch.cpp" "${dir}/pack.cpp")
   set(defines "")
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
-    set(avx2 -mavx2 -mfma -mf16c)
+    set(common -O3 -ffp-contract=off -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC warns about its own intrinsics
+    set(avx2 ${common} -mavx2 -mfma -mf16c)
     set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni)
     list(APPEND sources "${dir}/avx2.cpp" "${dir}/avx512vnni.cpp")
     list(APPEND defines LFMFAST_KERNELS_X86)
-    set_property(SOURCE "${dir}/avx2.cpp" PROPERTY COMPILE_OPTIONS ${avx2} -ffp-contract=off -O3 -Wno-uninitialized -Wno-maybe-uninitialized)
-    set_property(SOURCE "${dir}/avx512vnni.cpp" PROPERTY COMPILE_OPTIONS ${avx512} -ffp-contract=off -O3 -Wno-uninitialized -Wno-maybe-uninitialized)
+    set_property(SOURCE "${dir}/avx2.cpp" PROPERTY COMPILE_OPTIONS ${avx2})
+    set_property(SOURCE "${dir}/avx512vnni.cpp" PROPERTY COMPILE_OPTIONS ${avx512})
     check_cxx_compiler_flag(-mavxvnni LFMFAST_HAS_MAVXVNNI)
     if(LFMFAST_HAS_MAVXVNNI)
       list(APPEND sources "${dir}/avxvnni.cpp")
       list(APPEND defines LFMFAST_KERNELS_AVXVNNI)
-      set_property(SOURCE "${dir}/avxvnni.cpp" PROPERTY COMPILE_OPTIONS ${avx2} -mavxvnni -ffp-contract=off -O3 -Wno-uninitialized -Wno-maybe-uninitialized)
+      set_property(SOURCE "${dir}/avxvnni.cpp" PROPERTY COMPILE_OPTIONS ${avx2} -mavxvnni)
     endif()
   endif()
   set_property(SOURCE "${dir}/dispatch.cpp" PROPERTY COMPILE_DEFINITIONS ${defines})

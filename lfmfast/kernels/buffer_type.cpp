@@ -93,8 +93,9 @@ template <class Step> void each_panel(const ggml_tensor * tensor, Step step) {
     auto *            panel      = static_cast<uint8_t *>(tensor->data);
     for (int64_t matrix = 0; matrix < tensor->ne[2]; ++matrix) {
         for (int64_t row = 0; row < tensor->ne[1]; row += panel_rows, panel += panel_size) {
-            const int64_t left = tensor->ne[1] - row;
-            step(type, panel, (matrix * tensor->ne[1] + row) * tensor->nb[1], static_cast<int>(left < panel_rows ? left : panel_rows));
+            const int64_t left   = tensor->ne[1] - row;
+            const int     n_rows = static_cast<int>(left < panel_rows ? left : panel_rows);
+            step(type, panel, (matrix * tensor->ne[1] + row) * tensor->nb[1], n_rows);
         }
     }
 }

@@ -39,7 +39,9 @@ struct work {
     static size_t bytes(const ggml_tensor * dst) {
         const int64_t rows  = ggml_nrows(dst);
         size_t        total = sizeof(act_block) * (1 + rows * n_blocks(dst->src[0]));
-        if (dst->op == GGML_OP_MUL_MAT_ID) total += rows * (sizeof(int32_t) + sizeof(task)) + (dst->src[0]->ne[2] + 1) * sizeof(int32_t);
+        if (dst->op == GGML_OP_MUL_MAT_ID) {
+            total += rows * (sizeof(int32_t) + sizeof(task)) + (dst->src[0]->ne[2] + 1) * sizeof(int32_t);
+        }
         return total;
     }
 

@@ -65,7 +65,8 @@ void unpack_rows(weight_type type, int64_t k, const uint8_t * panel, int first, 
             for (int w = 0; w < view.block.n_words; ++w) {
                 memcpy(block + view.block.words_at + w * 4, from + (w * panel_rows + first + r) * 4, 4);
             }
-            if (view.block.scale_at >= 0) memcpy(block + view.block.scale_at, panel + view.scale_offset(b) + (first + r) * 2, 2);
+            if (view.block.scale_at < 0) continue;
+            memcpy(block + view.block.scale_at, panel + view.scale_offset(b) + (first + r) * 2, 2);
         }
     }
 }

@@ -14,18 +14,27 @@ struct weights {
     alignas(64) float   min_scale[panel_rows];
 };
 
+// Bits of an unpacked value, and groups of four values that share a scale. K types have one scale of a row's 256 values.
+template <int Bits, int Groups, bool KType> struct traits_of {
+    static constexpr int  bits = Bits, groups = Groups;
+    static constexpr bool k_type = KType;
+};
 template <weight_type> struct type_traits;
-template <> struct type_traits<weight_type::q4_0> { static constexpr int bits = 4, groups = 8; static constexpr bool k_type = false; };
-template <> struct type_traits<weight_type::q8_0> { static constexpr int bits = 8, groups = 8; static constexpr bool k_type = false; };
-template <> struct type_traits<weight_type::q4_k> { static constexpr int bits = 4, groups = 8; static constexpr bool k_type = true; };
-template <> struct type_traits<weight_type::q5_k> { static constexpr int bits = 5, groups = 8; static constexpr bool k_type = true; };
-template <> struct type_traits<weight_type::q6_k> { static constexpr int bits = 6, groups = 4; static constexpr bool k_type = true; };
+template <> struct type_traits<weight_type::q4_0> : traits_of<4, 8, false> {};
+template <> struct type_traits<weight_type::q8_0> : traits_of<8, 8, false> {};
+template <> struct type_traits<weight_type::q4_k> : traits_of<4, 8, true> {};
+template <> struct type_traits<weight_type::q5_k> : traits_of<5, 8, true> {};
+template <> struct type_traits<weight_type::q6_k> : traits_of<6, 4, true> {};
 
 constexpr bool has_min(weight_type type) { return type == weight_type::q4_k || type == weight_type::q5_k; }
 
 // --- rows: quantised to 8 bits -------------------------------------------------------------------------------------------
 
-inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
+inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    return bits;
+}
 
 // Scale of n values to -127..127; 0 if all of them are (nearly) 0. Comparing as integers lets NaN win.
 inline float scale_of(const float * x, int n) {
@@ -34,7 +43,9 @@ inline float scale_of(const float * x, int n) {
         const uint32_t magnitude = bits_of(x[i]) & 0x7fffffff;
         max = magnitude > max ? magnitude : max;
     }
-    return max < bits_of(1e-30f) ? 0.0f : __builtin_bit_cast(float, max) / 127.0f;
+    float amax;
+    __builtin_memcpy(&amax, &max, 4);
+    return max < bits_of(1e-30f) ? 0.0f : amax / 127.0f;
 }
 
 // Rounds to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits.

@@ -4,6 +4,7 @@
 #include "kernels/kernels.h"
 #include "kernels/pack.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -86,7 +87,9 @@ bytes random_rows(weight_type type, int64_t k, int n) {
 std::vector<double> dequantized(weight_type type, const bytes & rows) {
     const block_layout & block = layout(type);
     std::vector<double>  values(rows.size() / block.n_bytes * block.n_values);
-    for (size_t b = 0; b < rows.size() / block.n_bytes; ++b) dequantize(type, &rows[b * block.n_bytes], &values[b * block.n_values]);
+    for (size_t b = 0; b < rows.size() / block.n_bytes; ++b) {
+        dequantize(type, &rows[b * block.n_bytes], &values[b * block.n_values]);
+    }
     return values;
 }
 
@@ -114,13 +117,15 @@ struct result {
     float values[panel_rows];
 };
 
-std::vector<result> products(const kernel_set & set, weight_type type, const bytes & rows, int n_rows, const std::vector<row> & xs) {
+std::vector<result> products(const kernel_set & set, weight_type type, const bytes & rows, int n_rows,
+                             const std::vector<row> & xs) {
     const int64_t k = static_cast<int64_t>(xs[0].size());
     bytes         panel(panel_bytes(type, k));  // exactly as large as it says, for ASan
     pack_panel(type, k, rows.data(), n_rows, panel.data());
     const auto          acts = quantized(set, type, xs);
     std::vector<result> out(xs.size());
-    set.panel_product(type, panel.data(), k, acts.data(), static_cast<int64_t>(xs.size()), static_cast<int>(xs.size()), &out[0].values);
+    const int           n = static_cast<int>(xs.size());
+    set.panel_product(type, panel.data(), k, acts.data(), n, n, &out[0].values);
     return out;
 }
 
@@ -147,8 +152,10 @@ void check_against_f64(const kernel_set & set, weight_type type, const bytes & r
         }
     }
     if (worst > 2e-6 || worst_bound > 1) {
-        check::fail(__FILE__, __LINE__, std::string(set.name) + " type " + std::to_string(static_cast<int>(type)) + " k " + std::to_string(k)
-                    + ": " + std::to_string(worst) + " of the norm, " + std::to_string(worst_bound) + " of the rounding");
+        std::ostringstream what;
+        what << set.name << " type " << static_cast<int>(type) << " k " << k << ": " << worst << " of the norm, " << worst_bound
+             << " of the rounding";
+        check::fail(__FILE__, __LINE__, what.str());
     }
 }
 
