@@ -166,9 +166,13 @@ void engine::sample(const std::vector<slot *> & out) {
             end(*slot, finish_reason::failed, &e);
         }
     }
+    publish();  // who gets a token finds its request among those that run
     // All at once, so that who waits for several of them is woken once; and before the work that ends cause.
     for (slot * slot : going_on) {
         slot->s->hand_over();
+    }
+    for (slot * slot : going_on) {
+        slot->s->announce();
     }
     for (const auto & [slot, reason] : ending) {
         end(*slot, reason);

@@ -27,19 +27,20 @@ void write_one(int fd) {
 
 }  // namespace
 
-void mailbox::post(uint64_t id) {
+void mailbox::put(uint64_t id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!closed_ && std::find(ids_.begin(), ids_.end(), id) == ids_.end()) {
+        ids_.push_back(id);
+    }
+}
+
+void mailbox::ring() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (closed_) {
+        if (ids_.empty() || rung_) {
             return;
         }
-        const bool first = ids_.empty();
-        if (std::find(ids_.begin(), ids_.end(), id) == ids_.end()) {
-            ids_.push_back(id);
-        }
-        if (!first) {
-            return;
-        }
+        rung_ = true;
     }
     changed_.notify_one();
     std::lock_guard<std::mutex> lock(fd_mutex_);
@@ -53,6 +54,7 @@ bool mailbox::wait(int timeout_ms, std::vector<uint64_t> & ids) {
     changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return closed_ || !ids_.empty(); });
     ids.swap(ids_);
     ids_.clear();
+    rung_ = false;
     return !closed_ || !ids.empty();
 }
 

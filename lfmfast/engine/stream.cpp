@@ -100,9 +100,17 @@ void stream::hand_over() {
     }
     const int64_t start = now_us();
     give(start);
+    if (request_.inbox) {
+        request_.inbox->put(request_.inbox_id);
+    }
+    times_.emit_us += now_us() - start;
+}
+
+void stream::announce() {
+    const int64_t start = now_us();
     changed_.notify_one();
     if (request_.inbox) {
-        request_.inbox->post(request_.inbox_id);
+        request_.inbox->ring();
     }
     times_.emit_us += now_us() - start;
 }

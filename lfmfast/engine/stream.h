@@ -94,6 +94,7 @@ class stream {
     void pick(const float * logits, const vocabulary & vocab);  // samples next_; what it throws is kept in pick_error_
     step take(const vocabulary & vocab);                        // puts next_ into the text; throws pick_error_
     void hand_over();                                           // what may be shown now
+    void announce();                                            // wakes who waits for it; after that of the others of a pass
     void flush();                                               // all of it, before the end
     void give(int64_t now);                                     // closed_ and what is pending with text
     void turn_to(channel kind);                                 // begins another piece if that is of another channel

@@ -146,7 +146,7 @@ def _calling(choice: Any) -> dict[str, Any]:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "tool":
         found: dict[str, Any] = {"tool_choice": {"function": {"name": get_text(choice, "name", "tool_choice")}}}
-    elif kind in CHOICES:
+    elif isinstance(kind, str) and kind in CHOICES:
         found = {"tool_choice": CHOICES[kind]}
     else:
         raise invalid(f"'tool_choice' must be an object with the type auto, any, tool or none, not {shown(kind)}")

@@ -173,6 +173,14 @@ void test_mailbox() {
     CHECK_EQ(n_bytes(), 8);  // one for all of them
     CHECK(box.wait(0, ids));
     CHECK(ids == (std::vector<uint64_t>{3, 1, 2}));
+    box.put(4);
+    box.put(5);
+    box.ring();
+    box.ring();
+    CHECK_EQ(n_bytes(), 8);
+    CHECK(box.wait(0, ids));
+    CHECK(ids == (std::vector<uint64_t>{4, 5}));
+    box.ring();  // for nothing
     box.post(7);
     CHECK_EQ(n_bytes(), 8);
     box.close();
@@ -217,6 +225,8 @@ void test_mailbox() {
     }
     CHECK(open.empty());
     CHECK(n_written <= 8 * (n_waits + 1));
+    const auto stats = e->stats();  // one for all streams of a pass, and one for each end
+    CHECK(n_written <= 8 * (stats.n_steps + stats.n_prompt_passes + 20));
     for (size_t i = 0; i < texts.size(); ++i) {
         CHECK_EQ(texts[i], reference(requests[i], *w).text);
     }
