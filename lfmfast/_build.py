@@ -15,7 +15,10 @@ def build_info() -> dict[str, Any]:
     -------
     dict
         ``version`` of lfmfast; ``llama_cpp`` build; ``compiler``; ``build_type``; ``cpu_flags`` that ggml's CPU backend
-        was compiled with; ``cpu_features_compiled`` and ``cpu_features_found`` (lists of names); ``devices``.
+        was compiled with; ``cpu_features_compiled`` and ``cpu_features_found`` (lists of names); ``kernels``:
+        the instruction set of lfmfast's own matrix products on the CPU, ``"none"`` where they are switched off
+        (``LFMFAST_KERNELS=0``) or there are none for this CPU; ``kernel_types`` of weights that they multiply (others
+        go to ggml's); ``devices``.
 
     Examples
     --------
@@ -27,7 +30,7 @@ def build_info() -> dict[str, Any]:
     for name, value in native_build_info():
         if name == "device":
             devices.append(value)
-        elif name.startswith("cpu_features"):
+        elif name.startswith(("cpu_features", "kernel_types")):
             info[name] = value.split()
         else:
             info[name] = value

@@ -289,7 +289,7 @@ def write_model(path: str | os.PathLike[str], shape: str | Shape, *, dtype: str 
 
 def copy_model(source: str | os.PathLike[str], target: str | os.PathLike[str], *, f32: bool = False, arch: str | None = None,
                metadata: dict[str, Any] | None = None, without: tuple[str, ...] = ()) -> Path:
-    """Copy an F32 or F16 model, changed: all tensors as F32, another architecture name, keys added or replaced (None: left
+    """Copy a model, changed: all tensors dequantised to F32, another architecture name, keys added or replaced (None: left
     out), tensors left out. Keys are full names."""
     target, reader = Path(target), gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, arch or reader.fields["general.architecture"].contents())
@@ -304,7 +304,8 @@ def copy_model(source: str | os.PathLike[str], target: str | os.PathLike[str], *
     for tensor in reader.tensors:
         if tensor.name not in without:
             data = np.asarray(tensor.data)
-            writer.add_tensor(tensor.name, data.astype(np.float32) if f32 else data)
+            kind = None if f32 else tensor.tensor_type
+            writer.add_tensor(tensor.name, gguf.dequantize(data, tensor.tensor_type) if f32 else data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

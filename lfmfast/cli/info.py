@@ -54,7 +54,7 @@ def info(
 
 
 def collect(path: Path, n_ctx: int, **memory_options: Any) -> dict[str, Any]:
-    from lfmfast import memory
+    from lfmfast import build_info, memory
     from lfmfast._model import read_gguf
     from lfmfast.presets import default_sampling
 
@@ -75,6 +75,8 @@ def collect(path: Path, n_ctx: int, **memory_options: Any) -> dict[str, Any]:
     defaults = default_sampling(
         {k: v if isinstance(v, str) else str(v) for k, v in metadata.items() if not isinstance(v, list)}
     )
+    build = build_info()
+    kernel_types = [kind for kind in sizes if kind in build["kernel_types"]]
     trained = metadata.get(f"{metadata.get('general.architecture')}.context_length", 0)
     estimate = memory.estimate(metadata, sum(sizes.values()), n_ctx=n_ctx or trained, **memory_options)
     return {
@@ -82,6 +84,11 @@ def collect(path: Path, n_ctx: int, **memory_options: Any) -> dict[str, Any]:
         "file_bytes": sum(p.stat().st_size for p in _parts(path)),
         "n_params": n_params,
         "tensors": {kind: {"count": counts[kind], "bytes": n} for kind, n in sizes.most_common()},
+        "kernels": {
+            "name": build["kernels"],
+            "types": kernel_types,
+            "share": sum(sizes[kind] for kind in kernel_types) / max(1, sum(sizes.values())),
+        },
         "template": template,
         "sampling": {
             key: {"value": value, "source": source}
@@ -127,6 +134,7 @@ def show(facts: Mapping[str, Any]) -> None:
         ("architecture", f"{arch}: {_layers(memory)}, width {metadata.get(f'{arch}.embedding_length', '?')}"),
         ("parameters", _count(facts["n_params"])),
         ("tensors", ", ".join(f"{v['count']} {k} ({format_bytes(v['bytes'])})" for k, v in facts["tensors"].items())),
+        ("CPU kernels", _kernels(facts["kernels"])),
         ("trained context", f"{metadata.get(f'{arch}.context_length', '?')} tokens"),
         ("chat format", facts["template"]),
     ]
@@ -153,6 +161,12 @@ def show(facts: Mapping[str, Any]) -> None:
     needs.append(("total", f"{format_bytes(memory['total'])}, and llama.cpp's compute buffers"))
     _section(f"Memory for {memory['n_ctx']} tokens of context{per_sequence}", needs)
     _section("Metadata", [(key, _abridged(value)) for key, value in metadata.items()])
+
+
+def _kernels(kernels: Mapping[str, Any]) -> str:
+    if not kernels["types"]:
+        return "llama.cpp's"
+    return f"{kernels['name']} for {kernels['share']:.0%} of the weights ({', '.join(kernels['types'])}), else llama.cpp's"
 
 
 def _layers(memory: Mapping[str, Any]) -> str:

@@ -1,0 +1,358 @@
+#pragma once
+
+#include "kernels/kernels.h"
+
+// The kernels, for one instruction set: `V` is its vector of 32-bit lanes (vec512.h, vec256.h). Included once in a file.
+namespace lfmfast::kernels {
+namespace {
+
+// A block of 256 along K of one panel, unpacked.
+struct weights {
+    alignas(64) uint8_t q[64][panel_rows * 4];    // 4 consecutive values of each row
+    alignas(64) float   scale[16][panel_rows];    // of each 32 values, or 16 (q6_k)
+    alignas(64) int16_t min[4][panel_rows * 2];   // of two consecutive sub-blocks of each row (q4_k, q5_k)
+    alignas(64) float   min_scale[panel_rows];
+};
+
+// Bits of an unpacked value, and groups of four values that share a scale. K types have one scale of a row's 256 values.
+template <int Bits, int Groups, bool KType> struct traits_of {
+    static constexpr int  bits = Bits, groups = Groups;
+    static constexpr bool k_type = KType;
+};
+template <weight_type> struct type_traits;
+template <> struct type_traits<weight_type::q4_0> : traits_of<4, 8, false> {};
+template <> struct type_traits<weight_type::q8_0> : traits_of<8, 8, false> {};
+template <> struct type_traits<weight_type::q4_k> : traits_of<4, 8, true> {};
+template <> struct type_traits<weight_type::q5_k> : traits_of<5, 8, true> {};
+template <> struct type_traits<weight_type::q6_k> : traits_of<6, 4, true> {};
+
+constexpr bool has_min(weight_type type) { return type == weight_type::q4_k || type == weight_type::q5_k; }
+
+// --- rows: quantised to 8 bits -------------------------------------------------------------------------------------------
+
+inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    return bits;
+}
+
+// Scale of n values to -127..127; 0 if all of them are (nearly) 0. Comparing as integers lets NaN win.
+inline float scale_of(const float * x, int n) {
+    uint32_t max = 0;
+    for (int i = 0; i < n; ++i) {
+        const uint32_t magnitude = bits_of(x[i]) & 0x7fffffff;
+        max = magnitude > max ? magnitude : max;
+    }
+    float amax;
+    __builtin_memcpy(&amax, &max, 4);
+    return max < bits_of(1e-30f) ? 0.0f : amax / 127.0f;
+}
+
+// Rounds to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits.
+inline void quantize_scaled(const float * x, int n, float d, int8_t * q) {
+    const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    for (int i = 0; i < n; ++i) q[i] = static_cast<int8_t>(bits_of(x[i] * inverse + 12582912.0f) & 0xff);
+}
+
+inline int32_t sum_of(const int8_t * q, int n) {
+    int32_t sum = 0;
+    for (int i = 0; i < n; ++i) sum += q[i];
+    return sum;
+}
+
+// `sum` holds what a kernel adds to its sums of products: with weights stored as w + offset, that is -offset * sum(q).
+// For types with minima it holds the plain sums of 32, two 16-bit ones in each element.
+template <class V> void quantize(weight_type type, const float * x, int n, act_block * out) {
+    if (type == weight_type::q4_0 || type == weight_type::q8_0) {
+        const int offset = type == weight_type::q4_0 ? 8 : V::q8_offset;
+        for (int b = 0; b < n / 32; ++b) {
+            out->d[b] = scale_of(x + b * 32, 32);
+            quantize_scaled(x + b * 32, 32, out->d[b], out->q + b * 32);
+            out->sum[b] = -offset * sum_of(out->q + b * 32, 32);
+        }
+        return;
+    }
+    out->d[0] = scale_of(x, block_k);
+    quantize_scaled(x, block_k, out->d[0], out->q);
+    if (type == weight_type::q6_k) {
+        for (int b = 0; b < 16; ++b) out->sum[b] = -32 * sum_of(out->q + b * 16, 16);
+    } else {
+        for (int b = 0; b < 4; ++b) {
+            const int32_t low = sum_of(out->q + b * 64, 32), high = sum_of(out->q + b * 64 + 32, 32);
+            out->sum[b] = static_cast<int32_t>((static_cast<uint32_t>(high) << 16) | (static_cast<uint32_t>(low) & 0xffff));
+        }
+    }
+}
+
+// --- weights: unpacked to bytes ------------------------------------------------------------------------------------------
+
+// The lanes of a panel that a vector holds: `at` counts its rows.
+template <class V> struct unpacker {
+    using ints   = typename V::ints;
+    using floats = typename V::floats;
+
+    const uint8_t * words;   // of the block, of all rows each
+    const uint8_t * scales;  // 16-bit ones, the same
+    weights &       out;
+    int             at;
+    int             ahead;   // bytes of a block
+
+    // Has the same word of a later block brought to the L2 cache: while a block is multiplied, nothing reads memory.
+    ints word(int i) const {
+        const uint8_t * p = words + i * panel_rows * 4 + at * 4;
+        if (at * 4 % 64 == 0) __builtin_prefetch(p + 2 * ahead, 0, 2);
+        return V::load(p);
+    }
+    void put(int group, ints x) const { V::store(out.q[group] + at * 4, x); }
+    void put_scale(int b, floats x) const { V::store(out.scale[b] + at, x); }
+
+    void q4_0(int n_sub) const {
+        const ints mask = V::splat(0x0f0f0f0f);
+        for (int b = 0; b < n_sub; ++b) {
+            for (int i = 0; i < 4; ++i) {
+                const ints x = word(b * 4 + i);
+                put(b * 8 + i, V::bit_and(x, mask));
+                put(b * 8 + 4 + i, V::bit_and(V::template shift_right<4>(x), mask));
+            }
+            put_scale(b, V::halves(scales + b * panel_rows * 2 + at * 2));
+        }
+    }
+
+    void q8_0(int n_sub) const {
+        const ints flip = V::splat(V::q8_offset == 0 ? 0 : static_cast<int32_t>(0x80808080));
+        for (int b = 0; b < n_sub; ++b) {
+            for (int i = 0; i < 8; ++i) put(b * 8 + i, V::bit_xor(word(b * 8 + i), flip));
+            put_scale(b, V::halves(scales + b * panel_rows * 2 + at * 2));
+        }
+    }
+
+    // Bytes 0 to 3 of a word, as the scales of four sub-blocks.
+    void put_scales(int b, ints bytes, floats d) const {
+        const ints mask = V::splat(0xff);
+        put_scale(b, V::mul(d, V::to_floats(V::bit_and(bytes, mask))));
+        put_scale(b + 1, V::mul(d, V::to_floats(V::bit_and(V::template shift_right<8>(bytes), mask))));
+        put_scale(b + 2, V::mul(d, V::to_floats(V::bit_and(V::template shift_right<16>(bytes), mask))));
+        put_scale(b + 3, V::mul(d, V::to_floats(V::template shift_right<24>(bytes))));
+    }
+
+    // Bytes 0 to 3 of a word, as two pairs of 16 bits.
+    void put_mins(int i, ints bytes) const {
+        const ints low = V::splat(0xff), high = V::splat(0xff0000);
+        const auto pair = [&](ints x) {  // bytes 0 and 1
+            return V::bit_or(V::bit_and(x, low), V::bit_and(V::template shift_left<8>(x), high));
+        };
+        V::store(out.min[i] + at * 2, pair(bytes));
+        V::store(out.min[i + 1] + at * 2, pair(V::template shift_right<16>(bytes)));
+    }
+
+    // q4_k, q5_k: word 0 holds d and dmin, words 1 to 3 hold eight scales and eight minima of 6 bits.
+    void six_bit_scales() const {
+        const ints low4 = V::splat(0x0f0f0f0f), high2 = V::splat(0x30303030), low6 = V::splat(0x3f3f3f3f);
+        const ints a = word(1), b = word(2), c = word(3);
+        const floats d = V::low_halves(word(0));
+        V::store(out.min_scale + at, V::low_halves(V::template shift_right<16>(word(0))));
+        put_scales(0, V::bit_and(a, low6), d);
+        put_mins(0, V::bit_and(b, low6));
+        put_scales(4, V::bit_or(V::bit_and(c, low4), V::bit_and(V::template shift_right<2>(a), high2)), d);
+        put_mins(2, V::bit_or(V::bit_and(V::template shift_right<4>(c), low4),
+                              V::bit_and(V::template shift_right<2>(b), high2)));
+    }
+
+    void q4_k() const {
+        six_bit_scales();
+        const ints mask = V::splat(0x0f0f0f0f);
+        for (int j = 0; j < 4; ++j) {
+            for (int i = 0; i < 8; ++i) {
+                const ints x = word(4 + j * 8 + i);
+                put(j * 16 + i, V::bit_and(x, mask));
+                put(j * 16 + 8 + i, V::bit_and(V::template shift_right<4>(x), mask));
+            }
+        }
+    }
+
+    template <int J> void q5_k_quarter() const {
+        const ints low4 = V::splat(0x0f0f0f0f), bit0 = V::splat(0x01010101);
+        for (int i = 0; i < 8; ++i) {
+            const ints x = word(12 + J * 8 + i), fifth = word(4 + i);
+            const ints even = V::bit_and(V::template shift_right<2 * J>(fifth), bit0);
+            const ints odd  = V::bit_and(V::template shift_right<2 * J + 1>(fifth), bit0);
+            put(J * 16 + i, V::bit_or(V::bit_and(x, low4), V::template shift_left<4>(even)));
+            put(J * 16 + 8 + i, V::bit_or(V::bit_and(V::template shift_right<4>(x), low4), V::template shift_left<4>(odd)));
+        }
+    }
+
+    void q5_k() const {
+        six_bit_scales();
+        q5_k_quarter<0>();
+        q5_k_quarter<1>();
+        q5_k_quarter<2>();
+        q5_k_quarter<3>();
+    }
+
+    // Byte B of a word, signed.
+    template <int B> floats signed_byte(ints x) const {
+        return V::to_floats(V::template shift_right_signed<24>(V::template shift_left<24 - 8 * B>(x)));
+    }
+
+    void q6_k() const {
+        const ints low4 = V::splat(0x0f0f0f0f), high2 = V::splat(0x30303030);
+        const floats d = V::halves(scales + at * 2);
+        for (int i = 0; i < 4; ++i) {
+            const ints x = word(48 + i);
+            put_scale(i * 4, V::mul(d, signed_byte<0>(x)));
+            put_scale(i * 4 + 1, V::mul(d, signed_byte<1>(x)));
+            put_scale(i * 4 + 2, V::mul(d, signed_byte<2>(x)));
+            put_scale(i * 4 + 3, V::mul(d, signed_byte<3>(x)));
+        }
+        for (int half = 0; half < 2; ++half) {
+            for (int i = 0; i < 8; ++i) {
+                const ints a = word(half * 16 + i), b = word(half * 16 + 8 + i), high = word(32 + half * 8 + i);
+                const int  group = half * 32 + i;
+                put(group, V::bit_or(V::bit_and(a, low4), V::bit_and(V::template shift_left<4>(high), high2)));
+                put(group + 8, V::bit_or(V::bit_and(b, low4), V::bit_and(V::template shift_left<2>(high), high2)));
+                put(group + 16, V::bit_or(V::bit_and(V::template shift_right<4>(a), low4), V::bit_and(high, high2)));
+                put(group + 24, V::bit_or(V::bit_and(V::template shift_right<4>(b), low4),
+                                          V::bit_and(V::template shift_right<2>(high), high2)));
+            }
+        }
+    }
+};
+
+// --- the product ---------------------------------------------------------------------------------------------------------
+
+inline int32_t four(const int8_t * q) {
+    int32_t x;
+    __builtin_memcpy(&x, q, 4);
+    return x;
+}
+
+// out[t] += the products of a block of weights with T rows, in V::wide vectors of lanes from `at`.
+template <class V, weight_type Type, int T>
+void tile(const weights & w, int n_sub, int at, const act_block * a, float (*out)[panel_rows]) {
+    using traits = type_traits<Type>;
+    using ints   = typename V::ints;
+    using floats = typename V::floats;
+    constexpr int wide = V::wide, lanes = V::lanes, groups = traits::groups;
+    constexpr int run = V::template run<traits::bits>() < groups ? V::template run<traits::bits>() : groups;
+    floats acc[T][wide];
+    for (int t = 0; t < T; ++t) {
+        for (int v = 0; v < wide; ++v) acc[t][v] = traits::k_type ? V::zero_floats() : V::load(out[t] + at + v * lanes);
+    }
+    for (int b = 0; b < n_sub; ++b) {
+        ints sum[T][wide];
+        for (int t = 0; t < T; ++t) {
+            for (int v = 0; v < wide; ++v) sum[t][v] = has_min(Type) ? V::zero() : V::splat(a[t].sum[b]);
+        }
+        for (int first = 0; first < groups; first += run) {
+            ints part[T][wide];
+            for (int t = 0; t < T; ++t) {
+                for (int v = 0; v < wide; ++v) part[t][v] = V::start(sum[t][v]);
+            }
+            for (int g = b * groups + first; g < b * groups + first + run; ++g) {
+                ints x[wide];
+                for (int v = 0; v < wide; ++v) x[v] = V::load(w.q[g] + (at + v * lanes) * 4);
+                for (int t = 0; t < T; ++t) {
+                    const ints y = V::splat(four(a[t].q + g * 4));
+                    for (int v = 0; v < wide; ++v) part[t][v] = V::template step<traits::bits>(part[t][v], x[v], y);
+                }
+            }
+            for (int t = 0; t < T; ++t) {
+                for (int v = 0; v < wide; ++v) sum[t][v] = V::finish(sum[t][v], part[t][v]);
+            }
+        }
+        for (int v = 0; v < wide; ++v) {
+            const floats scale = V::load(w.scale[b] + at + v * lanes);
+            for (int t = 0; t < T; ++t) {
+                const floats factor = traits::k_type ? scale : V::mul(scale, V::splat(a[t].d[b]));
+                acc[t][v] = V::mul_add(V::to_floats(sum[t][v]), factor, acc[t][v]);
+            }
+        }
+    }
+    for (int v = 0; v < wide; ++v) {
+        const int lane = at + v * lanes;
+        if constexpr (has_min(Type)) {
+            ints sum[T];
+            for (int t = 0; t < T; ++t) sum[t] = V::zero();
+            for (int i = 0; i < 4; ++i) {
+                const ints min = V::load(w.min[i] + lane * 2);
+                for (int t = 0; t < T; ++t) sum[t] = V::dot_pairs(sum[t], min, V::splat(a[t].sum[i]));
+            }
+            const floats scale = V::load(w.min_scale + lane);
+            for (int t = 0; t < T; ++t) acc[t][v] = V::mul_sub_from(V::to_floats(sum[t]), scale, acc[t][v]);
+        }
+        for (int t = 0; t < T; ++t) {
+            if constexpr (traits::k_type) acc[t][v] = V::mul_add(acc[t][v], V::splat(a[t].d[0]), V::load(out[t] + lane));
+            V::store(out[t] + lane, acc[t][v]);
+        }
+    }
+}
+
+template <class V, weight_type Type, int T>
+void tile_of(int size, const weights & w, int n_sub, const act_block * a, float (*out)[panel_rows]) {
+    if (size == T) {
+        for (int at = 0; at < panel_rows; at += V::wide * V::lanes) tile<V, Type, T>(w, n_sub, at, a, out);
+    } else if constexpr (T > 1) {
+        tile_of<V, Type, T - 1>(size, w, n_sub, a, out);
+    }
+}
+
+// As few tiles as there can be, of nearly the same size.
+template <class V, weight_type Type>
+void tiles(const weights & w, int n_sub, const act_block * a, int n, float (*out)[panel_rows]) {
+    for (int left = (n + V::max_tile - 1) / V::max_tile; left > 0; --left) {
+        const int size = (n + left - 1) / left;
+        tile_of<V, Type, V::max_tile>(size, w, n_sub, a, out);
+        n -= size;
+        a += size;
+        out += size;
+    }
+}
+
+template <class V, weight_type Type>
+void unpack(const uint8_t * words, const uint8_t * scales, int word_bytes, int n_sub, weights & out) {
+    for (int at = 0; at < panel_rows; at += V::lanes) {
+        const unpacker<V> u{words, scales, out, at, word_bytes};
+        if constexpr (Type == weight_type::q4_0) u.q4_0(n_sub);
+        if constexpr (Type == weight_type::q8_0) u.q8_0(n_sub);
+        if constexpr (Type == weight_type::q4_k) u.q4_k();
+        if constexpr (Type == weight_type::q5_k) u.q5_k();
+        if constexpr (Type == weight_type::q6_k) u.q6_k();
+    }
+}
+
+template <class V, weight_type Type>
+void product_of(const uint8_t * panel, int64_t k, const act_block * acts, int64_t stride, int n, float (*out)[panel_rows]) {
+    // 256 values are one block of a K type, eight of the others
+    constexpr int n_words = Type == weight_type::q4_0   ? 8 * 4
+                                : Type == weight_type::q8_0 ? 8 * 8
+                                : Type == weight_type::q4_k ? 36
+                                : Type == weight_type::q5_k ? 44
+                                                            : 52;
+    constexpr int word_bytes = n_words * panel_rows * 4, scale_bytes = (type_traits<Type>::k_type ? 1 : 8) * panel_rows * 2;
+    const uint8_t * words  = panel;
+    const uint8_t * scales = panel + k * word_bytes / block_k;
+    for (int i = 0; i < n; ++i) {
+        for (int at = 0; at < panel_rows; at += V::lanes) V::store(out[i] + at, V::zero_floats());
+    }
+    weights w;
+    for (int64_t at = 0; at < k; at += block_k, words += word_bytes, scales += scale_bytes, acts += stride) {
+        const int n_sub = (k - at < block_k ? static_cast<int>(k - at) : block_k) / (4 * type_traits<Type>::groups);
+        unpack<V, Type>(words, scales, word_bytes, n_sub, w);
+        tiles<V, Type>(w, n_sub, acts, n, out);
+    }
+}
+
+template <class V>
+void panel_product(weight_type type, const uint8_t * panel, int64_t k, const act_block * acts, int64_t stride, int n,
+                   float (*out)[panel_rows]) {
+    switch (type) {
+        case weight_type::q4_0: return product_of<V, weight_type::q4_0>(panel, k, acts, stride, n, out);
+        case weight_type::q8_0: return product_of<V, weight_type::q8_0>(panel, k, acts, stride, n, out);
+        case weight_type::q4_k: return product_of<V, weight_type::q4_k>(panel, k, acts, stride, n, out);
+        case weight_type::q5_k: return product_of<V, weight_type::q5_k>(panel, k, acts, stride, n, out);
+        case weight_type::q6_k: return product_of<V, weight_type::q6_k>(panel, k, acts, stride, n, out);
+    }
+}
+
+}  // namespace
+}  // namespace lfmfast::kernels

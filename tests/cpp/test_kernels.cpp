@@ -1,0 +1,251 @@
+// Matrix products on packed weights, for every instruction set of this CPU: against the same products in F64, exactly equal
+// whatever else is in the call, and within their buffers.
+#include "check.h"
+#include "kernels/kernels.h"
+#include "kernels/pack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+using namespace lfmfast::kernels;
+
+namespace {
+
+constexpr weight_type types[] = {weight_type::q4_0, weight_type::q8_0, weight_type::q4_k, weight_type::q5_k, weight_type::q6_k};
+
+using bytes = std::vector<uint8_t>;
+using row   = std::vector<float>;
+
+std::mt19937 rng(1);
+
+bool is_k_type(weight_type type) { return layout(type).n_values == 256; }
+
+double half(const uint8_t * p) {
+    const int bits = p[0] | p[1] << 8, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const double value = exponent ? std::ldexp(1024 + fraction, exponent - 25) : std::ldexp(fraction, -24);
+    return bits >> 15 ? -value : value;
+}
+
+// GGUF's definition of each type, one block.
+void dequantize(weight_type type, const uint8_t * p, double * y) {
+    switch (type) {
+        case weight_type::q4_0:
+            for (int i = 0; i < 16; ++i) {
+                y[i]      = half(p) * ((p[2 + i] & 15) - 8);
+                y[i + 16] = half(p) * ((p[2 + i] >> 4) - 8);
+            }
+            return;
+        case weight_type::q8_0:
+            for (int i = 0; i < 32; ++i) y[i] = half(p) * static_cast<int8_t>(p[2 + i]);
+            return;
+        case weight_type::q4_k:
+        case weight_type::q5_k: {
+            const uint8_t * s  = p + 4;
+            const uint8_t * qh = p + 16;
+            const uint8_t * qs = p + (type == weight_type::q5_k ? 48 : 16);
+            for (int j = 0; j < 8; ++j) {
+                const int scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | s[j - 4] >> 6 << 4;
+                const int min   = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | s[j] >> 6 << 4;
+                for (int i = 0; i < 32; ++i) {
+                    int q = j % 2 ? qs[j / 2 * 32 + i] >> 4 : qs[j / 2 * 32 + i] & 15;
+                    if (type == weight_type::q5_k) q |= (qh[i] >> j & 1) << 4;
+                    y[j * 32 + i] = half(p) * scale * q - half(p + 2) * min;
+                }
+            }
+            return;
+        }
+        case weight_type::q6_k:
+            for (int i = 0; i < 256; ++i) {
+                const int part = i % 128 / 32, l = i % 32;
+                const int low  = p[i / 128 * 64 + part % 2 * 32 + l] >> (part / 2 * 4) & 15;
+                const int high = p[128 + i / 128 * 32 + l] >> (part * 2) & 3;
+                y[i] = half(p + 208) * static_cast<int8_t>(p[192 + i / 16]) * ((low | high << 4) - 32);
+            }
+            return;
+    }
+}
+
+// GGUF rows of any bits, with scales of about 0.01.
+bytes random_rows(weight_type type, int64_t k, int n) {
+    const block_layout & block = layout(type);
+    bytes                rows(static_cast<size_t>(n * k / block.n_values * block.n_bytes));
+    for (auto & b : rows) b = static_cast<uint8_t>(rng());
+    for (size_t at = 0; at < rows.size(); at += block.n_bytes) {
+        const auto put_scale = [&](int offset) {
+            rows[at + offset + 1] = static_cast<uint8_t>((rows[at + offset + 1] & 0x83) | 0x20);
+        };
+        put_scale(block.scale_at < 0 ? 0 : block.scale_at);
+        if (block.scale_at < 0) put_scale(2);
+    }
+    return rows;
+}
+
+std::vector<double> dequantized(weight_type type, const bytes & rows) {
+    const block_layout & block = layout(type);
+    std::vector<double>  values(rows.size() / block.n_bytes * block.n_values);
+    for (size_t b = 0; b < rows.size() / block.n_bytes; ++b) {
+        dequantize(type, &rows[b * block.n_bytes], &values[b * block.n_values]);
+    }
+    return values;
+}
+
+row random_row(int64_t k) {
+    std::normal_distribution<float> normal;
+    row x(static_cast<size_t>(k));
+    for (auto & v : x) v = normal(rng) * (rng() % 50 ? 1.0f : 20.0f);
+    return x;
+}
+
+// Rows quantised, block by block.
+std::vector<act_block> quantized(const kernel_set & set, weight_type type, const std::vector<row> & rows) {
+    const int64_t k = static_cast<int64_t>(rows[0].size()), n_blocks = (k + block_k - 1) / block_k;
+    std::vector<act_block> acts(static_cast<size_t>(n_blocks) * rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+        for (int64_t b = 0; b < n_blocks; ++b) {
+            const int n = static_cast<int>(std::min<int64_t>(block_k, k - b * block_k));
+            set.quantize(type, &rows[i][static_cast<size_t>(b * block_k)], n, &acts[static_cast<size_t>(b) * rows.size() + i]);
+        }
+    }
+    return acts;
+}
+
+struct result {
+    float values[panel_rows];
+};
+
+std::vector<result> products(const kernel_set & set, weight_type type, const bytes & rows, int n_rows,
+                             const std::vector<row> & xs) {
+    const int64_t k = static_cast<int64_t>(xs[0].size());
+    bytes         panel(panel_bytes(type, k));  // exactly as large as it says, for ASan
+    pack_panel(type, k, rows.data(), n_rows, panel.data());
+    const auto          acts = quantized(set, type, xs);
+    std::vector<result> out(xs.size());
+    const int           n = static_cast<int>(xs.size());
+    set.panel_product(type, panel.data(), k, acts.data(), n, n, &out[0].values);
+    return out;
+}
+
+void check_against_f64(const kernel_set & set, weight_type type, const bytes & rows, int n_rows, const std::vector<row> & xs) {
+    const size_t k    = xs[0].size();
+    const auto   w    = dequantized(type, rows);
+    const auto   acts = quantized(set, type, xs);
+    const auto   out  = products(set, type, rows, n_rows, xs);
+    double worst = 0, worst_bound = 0;
+    for (size_t i = 0; i < xs.size(); ++i) {
+        for (int r = 0; r < panel_rows; ++r) {
+            double exact = 0, on_quantized = 0, norm = 0, step = 0;
+            for (size_t j = 0; j < k && r < n_rows; ++j) {
+                const act_block & a = acts[j / block_k * xs.size() + i];
+                const double      d = a.d[is_k_type(type) ? 0 : j % block_k / 32], value = w[r * k + j];
+                exact += value * xs[i][j];
+                on_quantized += value * d * a.q[j % block_k];
+                norm += std::fabs(value * d) * 127;
+                step += std::fabs(value * d) / 2;
+            }
+            const double got = out[i].values[r];
+            worst       = std::max(worst, std::fabs(got - on_quantized) / (norm + 1e-30));
+            worst_bound = std::max(worst_bound, std::fabs(got - exact) / (step * 1.001 + norm * 1e-6 + 1e-30));
+        }
+    }
+    if (worst > 2e-6 || worst_bound > 1) {
+        std::ostringstream what;
+        what << set.name << " type " << static_cast<int>(type) << " k " << k << ": " << worst << " of the norm, " << worst_bound
+             << " of the rounding";
+        check::fail(__FILE__, __LINE__, what.str());
+    }
+}
+
+void test_products(const kernel_set & set, weight_type type) {
+    for (int64_t k : {32, 96, 256, 288, 512, 2048, 4608}) {
+        if (k % layout(type).n_values) continue;
+        for (int n : {1, 2, 3, 7, 8, 13, 37}) {
+            if (n > 8 && k > 2048) continue;
+            const int        n_rows = n % 2 ? panel_rows : 1 + static_cast<int>(rng() % panel_rows);
+            const bytes      rows   = random_rows(type, k, n_rows);
+            std::vector<row> xs;
+            for (int i = 0; i < n; ++i) xs.push_back(random_row(k));
+            check_against_f64(set, type, rows, n_rows, xs);
+        }
+    }
+}
+
+void test_largest_values(const kernel_set & set, weight_type type) {
+    const int64_t k = 512;
+    for (int fill : {0xff, 0x80, 0x7f, 0x00}) {
+        bytes rows = random_rows(type, k, panel_rows);
+        const block_layout & block = layout(type);
+        for (size_t i = 0; i < rows.size(); ++i) {
+            const int at = static_cast<int>(i % block.n_bytes);
+            if (at >= (block.scale_at == 0 ? 2 : block.scale_at < 0 ? 4 : 0) && (block.scale_at <= 0 || at < block.scale_at)) {
+                rows[i] = static_cast<uint8_t>(fill);
+            }
+        }
+        row up(k, 3.0f), alternating(k, 3.0f), zero(k, 0.0f);
+        for (int64_t i = 0; i < k; i += 2) alternating[i] = -3.0f;
+        check_against_f64(set, type, rows, panel_rows, {up, alternating, zero});
+    }
+}
+
+// A row's numbers are its own, to the bit.
+void test_every_batch_gives_the_same(const kernel_set & set, weight_type type) {
+    const int64_t    k    = is_k_type(type) ? 768 : 736;
+    const bytes      rows = random_rows(type, k, panel_rows);
+    std::vector<row> xs;
+    for (int i = 0; i < 37; ++i) xs.push_back(random_row(k));
+    const auto all = products(set, type, rows, panel_rows, xs);
+    for (size_t i = 0; i < xs.size(); ++i) {
+        const auto alone = products(set, type, rows, panel_rows, {xs[i]});
+        CHECK(memcmp(&alone[0], &all[i], sizeof(result)) == 0);
+    }
+    for (size_t n = 1; n < xs.size(); ++n) {
+        const auto last = products(set, type, rows, panel_rows, {xs.end() - static_cast<std::ptrdiff_t>(n), xs.end()});
+        CHECK(memcmp(last.data(), &all[xs.size() - n], n * sizeof(result)) == 0);
+    }
+}
+
+void test_nan_stays_in_its_row(const kernel_set & set, weight_type type) {
+    const bytes      rows = random_rows(type, 512, panel_rows);
+    std::vector<row> xs   = {random_row(512), random_row(512), random_row(512), random_row(512)};
+    xs[1][300] = std::numeric_limits<float>::quiet_NaN();
+    xs[2][7]   = std::numeric_limits<float>::infinity();
+    const auto out = products(set, type, rows, panel_rows, xs);
+    for (int r = 0; r < panel_rows; ++r) {
+        CHECK(std::isfinite(out[0].values[r]) && std::isfinite(out[3].values[r]));
+        CHECK(!std::isfinite(out[1].values[r]) && !std::isfinite(out[2].values[r]));
+    }
+}
+
+void test_packing_can_be_undone(weight_type type) {
+    for (int n_rows : {1, 5, panel_rows}) {
+        const int64_t k    = 512;
+        const bytes   rows = random_rows(type, k, n_rows);
+        bytes         panel(panel_bytes(type, k), 0xaa), again(rows.size());
+        pack_panel(type, k, rows.data(), n_rows, panel.data());
+        unpack_rows(type, k, panel.data(), 0, n_rows, again.data());
+        CHECK(rows == again);
+        const bytes last(rows.end() - static_cast<std::ptrdiff_t>(rows.size() / n_rows), rows.end());
+        bytes       one(last.size());
+        unpack_rows(type, k, panel.data(), n_rows - 1, 1, one.data());
+        CHECK(last == one);
+    }
+}
+
+}  // namespace
+
+int main() {
+    for (weight_type type : types) test_packing_can_be_undone(type);
+    for (const kernel_set * const * set = available(); *set; ++set) {
+        for (weight_type type : types) {
+            test_products(**set, type);
+            test_largest_values(**set, type);
+            test_every_batch_gives_the_same(**set, type);
+            test_nan_stays_in_its_row(**set, type);
+        }
+        std::printf("%s: tested\n", (*set)->name);
+    }
+    return check::failures != 0;
+}
