@@ -47,7 +47,8 @@ def test_arguments(given_arguments, written):
 
 def test_how_calls_are_enforced_is_not_told():
     function = TOOL["function"]
-    for strict in ({**TOOL, "function": {**function, "strict": True}}, {**function, "strict": True}, {**function, "strict": None}):
+    wrapped = {**TOOL, "function": {**function, "strict": True}}
+    for strict in (wrapped, {**function, "strict": True}, {**function, "strict": None}):
         plain = function if "name" in strict else TOOL
         for made in (template("lfm2"), JinjaTemplate(oracle.source("lfm2"), "<|startoftext|>", "", frozenset(SPECIAL), DATE)):
             assert made.render([user()], tools=[strict, "text"]).text == made.render([user()], tools=[plain, "text"]).text
