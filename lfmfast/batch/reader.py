@@ -118,7 +118,7 @@ def open_source(path: str, columns: list[str] | None = None) -> Source:
     Parameters
     ----------
     columns : list of str, optional
-        Of a Parquet file, those that are wanted.
+        Of a Parquet file, those that are wanted; None: `messages` or `prompt`. With them comes `custom_id`.
 
     Raises
     ------
@@ -221,15 +221,19 @@ def _table(path: str, columns: list[str] | None) -> Source:
     except (ValueError, OSError) as damage:
         file.close()
         raise BatchFileError(f"{path} is no Parquet file: {damage}") from damage
-    for column in columns or ():
-        if column not in known:
-            file.close()
-            raise ParameterError(f"{path} has no column {column!r}; it has {', '.join(known)}")
+    wanted = [name for name in ("messages", "prompt") if name in known] if columns is None else columns
+    missing = [name for name in wanted if name not in known]
+    if missing or not wanted:
+        file.close()
+        which = missing[0] if missing else "messages or prompt"
+        raise ParameterError(f"{path} has no column {which}; it has {', '.join(known)}")
+    if "custom_id" in known:
+        wanted = [*wanted, "custom_id"]
 
     def records() -> Iterator[Record]:
         number = 0
         with closing(table):
-            for batch in table.iter_batches(batch_size=ROWS, columns=columns):
+            for batch in table.iter_batches(batch_size=ROWS, columns=wanted):
                 for values in batch.to_pylist():
                     number += 1
                     yield Record(number, b"", 1, values)
