@@ -122,3 +122,43 @@ class Backend:
         assert self._server is not None and self._thread is not None
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(10)
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait until it is true. Playwright's own wait_for_function asks the page to evaluate a text, which its policy forbids."""
+    for _ in range(600):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"never: {expression}")
+
+
+class Seen:
+    """A page, what it asked other hosts for, and what went wrong in it."""
+
+    def __init__(self, browser: Any, backend: Backend, **options: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **options})
+        self.page = self.context.new_page()
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda said: self.errors.append(said.text) if "Content Security Policy" in said.text else None)
+        self.page.on("dialog", lambda dialog: (self.errors.append("a dialog opened"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.foreign.append(request.url)
+                     if not request.url.startswith((backend.address, "data:")) else None)  # fmt: skip
+        self.page.goto(backend.address)
+
+    def ready(self) -> Any:
+        self.page.wait_for_selector("#state[data-state=ready]")
+        return self.page
+
+    def ask(self, text: str = "Hi") -> None:
+        self.page.fill("#input", text)
+        self.page.press("#input", "Enter")
+
+    def ended(self) -> None:
+        self.page.wait_for_selector("#send:visible")
+
+    @property
+    def answer(self) -> Any:
+        return self.page.locator(".message.assistant .body > .markdown").last

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
+from page_backend import Backend, Seen
 
 
 class Live:
@@ -115,3 +117,37 @@ def live(lfm2_tiny_path: Path) -> Iterator[Live]:
     """The trained tiny model, served with llama-server's defaults for a chat."""
     with serving(lfm2_tiny_path, "-np", "4", "--ctx-per-slot", "2048", "-t", "1", "--metrics") as server:
         yield server
+
+
+# --- the chat page ---
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+
+
+@pytest.fixture(scope="module")  # while it is there, no other event loop can run
+def browser() -> Iterator[Any]:
+    from playwright import sync_api
+
+    with sync_api.sync_playwright() as playwright:
+        path = needs.program(*BROWSERS, playwright.chromium.executable_path)  # the last is what `playwright install` fetches
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    backend = Backend()
+    backend.start()
+    yield backend
+    backend.stop()
+
+
+@pytest.fixture
+def seen(browser: Any, backend: Backend) -> Iterator[Seen]:
+    seen = Seen(browser, backend)
+    yield seen
+    errors, foreign = seen.errors, seen.foreign
+    seen.context.close()
+    assert errors == []
+    assert foreign == []

@@ -6,15 +6,10 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from typing import Any
 
-import needs
 import pytest
-from page_backend import SAMPLING, Backend
-from playwright import sync_api
+from page_backend import SAMPLING, Seen, until
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 pytestmark = pytest.mark.slow
 
 MARKDOWN = """# Title
@@ -49,73 +44,6 @@ def f(x):
 
 7. seven
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        path = needs.program(*BROWSERS, playwright.chromium.executable_path)  # the last is what `playwright install` fetches
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def backend() -> Iterator[Backend]:
-    backend = Backend()
-    backend.start()
-    yield backend
-    backend.stop()
-
-
-def until(page: Any, expression: str) -> None:
-    """Wait until it is true. Playwright's own wait_for_function asks the page to evaluate a text, which its policy forbids."""
-    for _ in range(600):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(20)
-    raise AssertionError(f"never: {expression}")
-
-
-class Seen:
-    """A page, what it asked other hosts for, and what went wrong in it."""
-
-    def __init__(self, browser: Any, backend: Backend, **options: Any) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **options})
-        self.page = self.context.new_page()
-        self.errors: list[str] = []
-        self.foreign: list[str] = []
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda said: self.errors.append(said.text) if "Content Security Policy" in said.text else None)
-        self.page.on("dialog", lambda dialog: (self.errors.append("a dialog opened"), dialog.dismiss()))
-        self.page.on("request", lambda request: self.foreign.append(request.url)
-                     if not request.url.startswith((backend.address, "data:")) else None)  # fmt: skip
-        self.page.goto(backend.address)
-
-    def ready(self) -> Any:
-        self.page.wait_for_selector("#state[data-state=ready]")
-        return self.page
-
-    def ask(self, text: str = "Hi") -> None:
-        self.page.fill("#input", text)
-        self.page.press("#input", "Enter")
-
-    def ended(self) -> None:
-        self.page.wait_for_selector("#send:visible")
-
-    @property
-    def answer(self) -> Any:
-        return self.page.locator(".message.assistant .body > .markdown").last
-
-
-@pytest.fixture
-def seen(browser: Any, backend: Backend) -> Iterator[Seen]:
-    seen = Seen(browser, backend)
-    yield seen
-    errors, foreign = seen.errors, seen.foreign
-    seen.context.close()
-    assert errors == []
-    assert foreign == []
 
 
 def test_an_answer_is_streamed_and_the_next_question_carries_the_conversation(seen, backend):
@@ -374,65 +302,6 @@ def test_a_key_is_asked_for_and_sent(seen, backend):
     seen.ended()
     assert seen.answer.inner_text() == "Hello."
     assert "secret" not in json.dumps(page.evaluate("Object.values(localStorage)"))
-
-
-def test_thoughts_are_folded_away(seen, backend):
-    page = seen.ready()
-    backend.answer, backend.pieces = "<think>\nIt is a greeting.\n</think>\n\nHello.", 4
-    seen.ask()
-    seen.ended()
-    assert seen.answer.inner_text() == "Hello."
-    assert not page.is_visible("text=It is a greeting.")
-    page.click("summary")
-    assert page.is_visible("text=It is a greeting.")
-
-
-def test_thoughts_come_apart_and_go_back(seen, backend):
-    page = seen.ready()
-    backend.thoughts, backend.pieces, backend.hold_after = "It is a **greeting**.", 4, 3
-    seen.ask()
-    summary = page.locator(".thoughts summary")
-    summary.wait_for()
-    assert summary.inner_text() == "Thinking" and page.inner_text("#said") == "Thinking."
-    assert page.locator("details.thoughts").get_attribute("open") is None and page.is_hidden("p.wait")
-    page.keyboard.press("Escape")
-    seen.ended()
-    backend.hold_after = None
-    page.click("text=Regenerate")
-    seen.ended()
-    assert summary.inner_text() == "Thoughts" and seen.answer.inner_text() == "Hello." and page.inner_text("#said") == "Hello."
-    summary.focus()
-    page.keyboard.press("Enter")
-    assert page.inner_text(".thoughts .markdown") == "It is a greeting."
-    page.keyboard.press("Space")
-    assert page.is_hidden(".thoughts .markdown")
-    seen.ask("and now?")
-    seen.ended()
-    assert backend.bodies[-1]["messages"][1] == {"role": "assistant", "content": "Hello.",
-                                                 "reasoning_content": "It is a **greeting**."}  # fmt: skip
-    assert "reasoning_content" not in backend.bodies[-1]["messages"][0]
-    page.reload()
-    seen.ready()
-    assert page.locator(".thoughts summary").all_inner_texts() == ["Thoughts"] * 2
-
-
-def test_thoughts_that_are_cut_off(seen, backend):
-    page = seen.ready()
-    backend.thoughts, backend.answer, backend.finish_reason = "It is a greeting.", "", "length"
-    seen.ask()
-    seen.ended()
-    assert "Cut off at the token limit" in page.inner_text(".facts")
-    assert page.inner_text(".thoughts summary") == "Thoughts" and page.is_hidden("p.wait")
-
-
-def test_calls_are_shown_as_code(seen, backend):
-    page = seen.ready()
-    backend.answer, backend.finish_reason = "Let me see.", "tool_calls"
-    backend.calls = [("get_weather", '{"city": "Paris"}'), ("run", '{"code": "```\\n<b>x</b>"}')]
-    seen.ask()
-    seen.ended()
-    assert page.locator(".code pre").all_inner_texts() == ['get_weather({"city": "Paris"})', 'run({"code": "```\\n<b>x</b>"})']
-    assert seen.answer.inner_text().startswith("Let me see.") and seen.errors == []
 
 
 def test_keyboard_and_names(seen, backend):
