@@ -52,7 +52,8 @@ cdef class GrammarVocabulary:
             data.push_back(native.get().piece(token, marked))
             if native.get().is_eog(token):
                 ends.push_back(token)
-        self._vocabulary = cpp.make_grammar_vocabulary(api, data, control, ends)
+        with nogil:  # it takes most of a second for 65,536 tokens
+            self._vocabulary = cpp.make_grammar_vocabulary(api, data, control, ends)
 
 
 cdef class Grammar:

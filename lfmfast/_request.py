@@ -17,12 +17,12 @@ from lfmfast.errors import ParameterError
 from lfmfast.model_file import ModelFile, check_int
 from lfmfast.params import SamplingParams
 from lfmfast.reply import MARKERS, ReplyReader, TextDivider
-from lfmfast.tool_grammar import tool_constraint
+from lfmfast.tool_grammar import answer_or_calls, tool_constraint
 
 if TYPE_CHECKING:
     from lfmfast.stream import Answer
 
-__all__ = ["Asked", "Options", "shown_tools"]
+__all__ = ["Asked", "Options", "needs_grammar", "shown_tools"]
 
 #: Compiled grammars that are kept per model.
 GRAMMARS_MAX = 64
@@ -160,11 +160,8 @@ class Options:
         offered = shown_tools(tools, tool_choice) or None
         of_format = _format(response_format, json_schema, grammar, regex)
         of_calls = _calls(model, offered, tool_choice, parallel_tool_calls)
-        if of_format is not None and of_calls is not None:
-            raise ParameterError("tool calls and the answer's format can't be enforced together: give response_format (or "
-                                 "json_schema, grammar, regex), or a tool_choice, strict tools or parallel_tool_calls=False")
         return cls(
-            params, native, offered, of_format or of_calls, reasoning_format != "none",
+            params, native, offered, _either(model, offered, of_format, of_calls), reasoning_format != "none",
             parse_tool_calls and offered is not None, _or_none(reasoning_budget), reasoning_budget_message,
             of_calls is not None and not parallel_tool_calls, of_calls is not None,
         )
@@ -179,8 +176,9 @@ class Options:
         marks = _marks_of(model)
         in_thought = marks.is_in_thought(asked.tokens)
         ids = (*marks.ids[:2], *(marks.ids[2:] if self.calls or (self.constraint and self.constraint.lazy) else (-1, -1)))
-        native = {**self.native, "markers": ids, "in_thought": in_thought, "thought_tokens": self.budget}
-        if self.budget >= 0:
+        native = {**self.native, "markers": ids, "in_thought": in_thought}
+        if self.budget >= 0 and marks.ids[1] >= 0:  # a model without the tokens has no thoughts to limit
+            native["thought_tokens"] = self.budget
             message = model.tokenize(self.budget_message) if self.budget_message else []
             native["thought_end"] = [*message, marks.ids[1]]
         if self.constraint is not None:
@@ -235,7 +233,43 @@ def _calls(model: ModelFile, tools: Sequence[Any] | None, choice: Any, parallel:
         return None
     if name is not None and name not in [_function(tool).get("name") for tool in tools]:
         raise ParameterError(f"tool_choice: there is no tool {name!r}")
-    forced = name is not None or choice == "required"
-    if not (forced or not parallel or any(_function(tool).get("strict") is True for tool in tools)):
+    if not _are_enforced(tools, choice, parallel):
         return None
-    return tool_constraint(tools, name=name, parallel=parallel, lazy=not forced)
+    return tool_constraint(tools, name=name, parallel=parallel, lazy=name is None and choice != "required",
+                           marked=_marks_calls(model))  # fmt: skip
+
+
+def _marks_calls(model: ModelFile) -> bool:
+    """Whether the model has tokens that stand around calls."""
+    return all(model.token_id(text) is not None for text in MARKERS[2:])
+
+
+def _are_enforced(tools: Sequence[Any], choice: Any, parallel: Any) -> bool:
+    """Whether calls have to be made to fit: some must be made, at most one can be, or a tool is strict."""
+    return choice not in (None, "auto", "none") or parallel is False or any(
+        _function(tool).get("strict") is True for tool in tools)  # fmt: skip
+
+
+def _either(model: ModelFile, tools: Sequence[Any] | None, of_format: Constraint | None,
+            of_calls: Constraint | None) -> Constraint | None:  # fmt: skip
+    """What the answer's format and the calls come to together: an answer of the format, or calls in its place."""
+    if of_calls is not None:
+        if of_format is not None and of_format.kind != "json_schema":
+            raise ParameterError("tool calls can't be enforced together with grammar or regex: give response_format or "
+                                 "json_schema, or neither a tool_choice, strict tools nor parallel_tool_calls=False")
+        if not of_calls.lazy:  # there are no answers but calls
+            return of_calls
+        if of_format is None and not _marks_calls(model):
+            raise ParameterError("strict tools and parallel_tool_calls=False can't be enforced: "
+                                 "this model has no tokens around calls")
+    if of_format is None or not tools or of_format.kind != "json_schema":
+        return of_calls or of_format
+    return answer_or_calls(of_format, of_calls, marked=_marks_calls(model))
+
+
+def needs_grammar(tools: Sequence[Any] | None, options: Mapping[str, Any]) -> bool:
+    """Whether the options of a request ask for a grammar. To make one takes time that an event loop does not have."""
+    if any(options.get(name) is not None for name in FORMATS):
+        return True
+    choice = options.get("tool_choice")
+    return bool(shown_tools(tools, choice)) and _are_enforced(tools or (), choice, options.get("parallel_tool_calls"))

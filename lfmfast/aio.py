@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from lfmfast._dispatch import Request
+from lfmfast._request import needs_grammar
 from lfmfast.chat import Chat
 from lfmfast.errors import CancelledError, ForkError, ParameterError, QueueFullError, TemplateError
 from lfmfast.model import Message, Model, Progress, Prompts
@@ -222,8 +223,8 @@ class AsyncModel:
                template_options: Mapping[str, Any] | None = None, **options: Any) -> AsyncStream:  # fmt: skip
         """Generate, piece by piece; parameters as for :meth:`Model.stream`.
 
-        What :meth:`Model.stream` raises is raised here; with a prompt so long that a thread tokenises it, by what the
-        stream is first awaited with: :meth:`AsyncStream.accepted`, ``async with``, ...
+        What :meth:`Model.stream` raises is raised here; where a thread has to make the request ready, as with a long prompt
+        or a grammar, by what the stream is first awaited with: :meth:`AsyncStream.accepted`, ``async with``, ...
         """
         model = self.model
 
@@ -233,7 +234,8 @@ class AsyncModel:
                                  tool_choice=options.get("tool_choice"))  # fmt: skip
             return submit(asked, **options)
 
-        return AsyncStream(Request(model, make, long=_size(prompt) + _size(tools or ()) > LONG_PROMPT))
+        long = _size(prompt) + _size(tools or ()) > LONG_PROMPT or needs_grammar(tools, options)
+        return AsyncStream(Request(model, make, long=long))
 
     @overload
     async def generate(self, prompt: Prompt, *, n: Literal[1] = 1, progress: Progress | None = None,
@@ -381,7 +383,7 @@ class AsyncChat:
     def regenerate(self, *, stream: bool = False, **options: Any) -> Awaitable[Completion] | AsyncStream:
         """Replace the last reply with a new one: ``await`` it, or with ``stream=True`` iterate over it."""
         chat = self.chat
-        long = _size(chat._messages) > LONG_PROMPT
+        long = _size(chat._messages) > LONG_PROMPT or needs_grammar(chat.tools, options)
         reply = AsyncStream(Request(chat.model, lambda submit: chat._another_reply(options, submit), long=long, chat=chat))
         return reply if stream else _whole(reply)
 
@@ -396,7 +398,7 @@ def say(chat: Chat, content: Said, prefill: str | None, options: dict[str, Any])
     def make(submit: Callable[..., NativeStream]) -> NativeStream:
         return chat._reply([*chat._messages, *said], prefill, options, submit)
 
-    long = _size([*said, *chat._messages[chat._n_known :]]) > LONG_PROMPT
+    long = _size([*said, *chat._messages[chat._n_known :]]) > LONG_PROMPT or needs_grammar(chat.tools, options)
     return AsyncStream(Request(chat.model, make, long=long, chat=chat))
 
 

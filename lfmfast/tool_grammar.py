@@ -17,7 +17,7 @@ from lfmfast.constraint import COMPACT_STYLE, Constraint, compiled
 from lfmfast.errors import ParameterError
 from lfmfast.json_schema import normalized
 
-__all__ = ["tool_constraint"]
+__all__ = ["answer_or_calls", "tool_constraint"]
 
 #: Of which so many may come in any order: llguidance marks those that a call has by the bits of a number.
 MAX_ARGUMENTS, MAX_FREE_ARGUMENTS = 200, 64
@@ -68,6 +68,26 @@ def tool_constraint(tools: Sequence[Any], *, name: str | None = None, parallel: 
     more = "(COMMA call)*" if parallel else ""
     head = f'start: {edges[0]} "[" call {more} "]" {edges[1]}\ncall: {one}\n'
     return compiled("the tools", "lark", head + "\n".join(lines) + "\nCOMMA: /, ?/\n", lazy=lazy)
+
+
+def answer_or_calls(answer: Constraint, calls: Constraint | None, *, open: str = "<|tool_call_start|>",
+                    close: str = "<|tool_call_end|>", marked: bool = True) -> Constraint:  # fmt: skip
+    """A grammar for an answer of a form, or for tool calls in its place.
+
+    Parameters
+    ----------
+    answer : Constraint
+        Of the kind "json_schema".
+    calls : Constraint, optional
+        From `tool_constraint`; None is anything between `open` and `close`.
+    open, close, marked
+        See `tool_constraint`.
+    """
+    edges = [text if marked else _quoted(text) for text in (open, close)]
+    rules = f"start: {edges[0]} /(?s:.*)/ {edges[1]}\n" if calls is None else calls.text
+    head, begin, rest = rules.partition("start: ")
+    assert begin and not head
+    return compiled("the answer or its calls", "lark", f"start: answer | calls\nanswer: %json {answer.text}\ncalls: {rest}")
 
 
 def _function(tool: Any, at: int) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from exact import opened
 from grammar_oracle import OracleGrammar
+from peer import model as peer_model
 
 from lfmfast import Model, ParameterError, SamplingParams
 from lfmfast.lowlevel import Batch, Context, SamplerChain
@@ -175,8 +176,39 @@ def test_tool_choice(lfm2_tiny: Model, reference: dict[str, Any]) -> None:
                                  ({}, tools, "name a function")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
             lfm2_tiny.generate(asked, tools=tools_, tool_choice=choice)
-    with pytest.raises(ParameterError, match="can't be enforced together"):
-        lfm2_tiny.generate(asked, tools=tools, tool_choice="required", json_schema={})
+    for more in ({"tool_choice": "required"}, {"parallel_tool_calls": False}):
+        with pytest.raises(ParameterError, match="can't be enforced together"):
+            lfm2_tiny.generate(asked, tools=tools, regex="[ab]", **more)
+    assert lfm2_tiny.generate(hello, tools=tools, tool_choice="required", json_schema={}, max_tokens=60, **GREEDY).tool_calls
+
+
+def test_calls_or_an_answer_of_a_form(lfm2_tiny: Model, reference: dict[str, Any]) -> None:
+    asked, tools = user("What is the weather in Paris?"), reference["tools"]
+    form: dict[str, Any] = {"json_schema": {"enum": ["sunny", "rainy"]}, "tools": tools, "max_tokens": 60}
+    assert [call.name for call in lfm2_tiny.generate(asked, **form, **GREEDY).tool_calls] == ["get_weather"]
+    marker = lfm2_tiny.token_id("<|tool_call_start|>")
+    assert marker is not None
+    for seed in range(5):
+        done = lfm2_tiny.generate(asked, **form, seed=seed, temperature=1.5, logit_bias={marker: -50.0})
+        assert json.loads(done.text) in ("sunny", "rainy") and not done.tool_calls
+    one = lfm2_tiny.generate(asked, **form, parallel_tool_calls=False, **GREEDY)
+    assert len(one.tool_calls) == 1 and one.finish_reason == "tool_calls"
+    # Grammars and patterns are for the whole answer.
+    assert lfm2_tiny.generate(asked, tools=tools, regex="ab+c", max_tokens=60).text.startswith("ab")
+
+
+def test_models_without_tokens_around_calls(tmp_path: Path, reference: dict[str, Any]) -> None:
+    tools = reference["tools"]
+    with Model(peer_model.write(tmp_path / "plain.gguf"), n_ctx=512, n_gpu_layers=0) as model:
+        assert model.token_id("<|tool_call_start|>") is None
+        done = model.generate(user("Hi"), tools=tools, tool_choice="required", max_tokens=40)
+        assert done.raw.startswith(("<|tool_call_start|>[get_weather(", "<|tool_call_start|>[add("))
+        for seed in range(4):
+            form = model.generate(user("Hi"), tools=tools, json_schema={"const": "x"}, max_tokens=40, temperature=1, seed=seed)
+            assert form.raw == '"x"' or form.raw.startswith("<|tool_call_start|>")
+        with pytest.raises(ParameterError, match="no tokens around calls"):
+            model.generate(user("Hi"), tools=tools, parallel_tool_calls=False)
+        assert len(model.generate(user("Hi"), reasoning_budget=0, max_tokens=5).tokens) == 5  # it has no thoughts either
 
 
 def test_calls_that_are_cut(lfm2_tiny: Model, reference: dict[str, Any]) -> None:

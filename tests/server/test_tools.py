@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 from inprocess import Live
+
+from lfmfast import _request
 
 CHAT = "/v1/chat/completions"
 GREEDY = {"temperature": 0, "repeat_penalty": 1}
@@ -329,6 +332,52 @@ def test_a_grammar(server: Live):
     assert all(text in ("yes", "no") or set(text) <= set("xyz") for text in texts)
     whole = server.post("/completion", {"prompt": "Well,", **body})
     assert whole["stop_type"] == "eos" and whole["generation_settings"]["grammar"] == body["grammar"]
+
+
+def test_calls_or_an_answer_of_a_form(server: Live, tools: list[Any]):
+    """As agents ask: functions, and a form for the answer in the end."""
+    form = {"tools": tools, "response_format": {"type": "json_schema", "json_schema": {"schema": CITY}}, "max_tokens": 60}
+    called = choice_of(server, [SYSTEM, PARIS], **form)
+    assert called["finish_reason"] == "tool_calls" and calls_of(called["message"]) == [("get_weather", {"city": "Paris"})]
+    result = {"role": "tool", "tool_call_id": called["message"]["tool_calls"][0]["id"], "content": SUNNY}
+    # This model would call again: it was not trained to write JSON.
+    no_call = {"logit_bias": [[server.model.token_id("<|tool_call_start|>"), False]]}
+    told = choice_of(server, [SYSTEM, PARIS, called["message"], result], **form, **no_call)
+    assert told["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(told["message"]["content"]), CITY)
+    thought = choice_of(server, [THINKING, BOTH], **form)["message"]
+    assert thought["reasoning_content"] and [call[1]["city"] for call in calls_of(thought)] == ["Paris", "Rome"]
+    assert calls_of(message_of(server, [user("Hello!")], **form, tool_choice="required"))
+    assert len(calls_of(message_of(server, [BOTH], **form, parallel_tool_calls=False))) == 1
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
+    kinds = set()
+    for seed in range(12):
+        body = {"messages": [SYSTEM, PARIS], **form, "tools": strict, "temperature": 2, "seed": seed, "max_tokens": 200}
+        choice = server.post(CHAT, body)["choices"][0]
+        kinds.add(choice["finish_reason"])
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(choice["message"]["content"]), CITY)
+    assert "tool_calls" in kinds
+    assert "grammar or regex" in server.refusal(CHAT, {"messages": [PARIS], "tools": strict, "grammar": 'root ::= "a"'})
+    assert choice_of(server, [PARIS], tools=tools, grammar='root ::= "a"')["message"]["content"] == "a"
+
+
+def test_a_grammar_holds_nobody_up(server: Live, tools: list[Any], monkeypatch: pytest.MonkeyPatch):
+    """It is made in another thread than that which serves everybody."""
+    threads = []
+
+    def compiled(*arguments: Any, make: Any = _request.Grammar) -> Any:
+        threads.append(threading.get_ident())
+        return make(*arguments)
+
+    monkeypatch.setattr(_request, "Grammar", compiled)
+    for i, form in enumerate(({"grammar": 'root ::= "%s"'}, {"json_schema": {"const": "%s"}}, {"tool_choice": "required"},
+                              {"parallel_tool_calls": False})):  # fmt: skip
+        text = json.dumps({"tools": tools if i > 1 else None, **form}).replace("%s", "never seen")
+        text = text.replace("get_weather", f"get_weather_{i}")
+        ask(server, [PARIS], max_tokens=1, **json.loads(text))
+        assert len(threads) == i + 1
+    assert server._thread.ident not in threads
 
 
 def test_settings_show_what_was_asked(server: Live):
