@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lfmfast import Completion, Model, ParameterError, Timings, Usage
+from lfmfast import Completion, ParameterError, Timings, Usage
 from lfmfast.batch import Form, Output, open_source, run
 from lfmfast.batch import output as outputs
 from lfmfast.batch import reader as readers
@@ -129,6 +129,9 @@ def test_lines(line: Any, prompts: Any, options: Any, n: int) -> None:
         ({"prompt": "x", "pin": True}, "pin can't"),
         ({"prompt": "x", "seed": "7"}, "seed must be an integer"),
         ({"prompt": "x", "template_options": 3}, "template_options must be an object"),
+        ({"prompt": "x", "template_options": {"tools": []}}, "template_options can't set tools"),
+        ({"prompt": "x", "tools": {}}, "tools must be an array"),
+        ({"prompt": "x", "cache_prompt": 1}, "cache_prompt must be true or false"),
         ({"prompt": "x", "custom_id": 3}, "custom_id must be a string"),
         (body({"messages": PARIS}, custom_id=None), "custom_id is missing"),
         (body({"messages": PARIS}, "/v1/embeddings"), "url must be .*, not '/v1/embeddings'"),
@@ -413,88 +416,3 @@ def test_summary() -> None:
     assert text == ("15 lines (1 failed), 5 of them earlier in 0:03, 900 tokens written, 300 tok/s, "
                     "80% of prompts cached")  # fmt: skip
     assert summary(Counts(), 0.0) == "0 lines in 0:00, 0 tokens written, 0.0 tok/s, 0% of prompts cached"
-
-
-# --- with a model ---
-
-
-def test_answers_are_those_of_the_model(lfm2_tiny: Model, tmp_path: Path) -> None:
-    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {
-        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}  # fmt: skip
-    system = {"role": "system", "content": "You are a helpful assistant."}
-    weather = [system, {"role": "user", "content": "What is the weather in Paris?"}]
-    thinking = [{"role": "system", "content": f"{system['content']} Think step by step."}, *weather[1:]]
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
-    form = {"type": "json_schema", "json_schema": {"schema": schema}}
-    lines = [
-        body({"messages": [system, *PARIS], "model": "mine", "logprobs": True, "top_logprobs": 1}),
-        body({"messages": weather, "tools": [tool]}),
-        body({"messages": thinking, "tools": [tool]}),
-        body({"messages": PARIS, "max_tokens": 60, "response_format": form}),
-        body({"prompt": ["1, 2, 3,", "4, 5, 6,"], "max_tokens": 4, "n": 2}, "/v1/completions"),
-        body({"messages": PARIS, "top_k": True}),
-        body({"messages": PARIS, "top_k": 1}),
-        body({"messages": [{"role": "user"}]}),
-        body({"messages": PARIS, "temperature": 5, "seed": 3, "n": 2, "max_tokens": 9, "ignore_eos": True}),
-    ]
-    path = tmp_path / "out"
-    counts = answer(path, lines, lfm2_tiny, columns=False, form=Form(seed=5, options={"temperature": 0}))
-    bodies = [line["response"] and line["response"]["body"] for line in results(path)]
-    messages = [None if bodies[n] is None else bodies[n]["choices"][0].get("message") for n in range(9)]
-    assert (counts.lines, counts.failed) == (9, 2)
-    assert messages[0] == {"role": "assistant", "content": "The capital of France is Paris."}
-    assert bodies[0]["model"] == "mine"
-    assert len(bodies[0]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 1
-    assert bodies[0]["usage"]["completion_tokens"] == 11
-    for n in (1, 2):
-        assert messages[n]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
-        assert bodies[n]["choices"][0]["finish_reason"] == "tool_calls"
-    assert messages[2]["reasoning_content"] == "I call the weather tool."
-    assert isinstance(json.loads(messages[3]["content"])["a"], int)
-    assert [choice["index"] for choice in bodies[4]["choices"]] == [0, 1, 2, 3]
-    assert [choice["text"] for choice in bodies[4]["choices"][:2]] == [lfm2_tiny.generate("1, 2, 3,", temperature=0,
-                                                                                          max_tokens=4).text] * 2  # fmt: skip
-    errors = [line["error"] and line["error"]["message"] for line in results(path)]
-    assert errors[5].startswith("line 6: top_k must be an integer")
-    assert errors[7].startswith("line 8: ")
-    direct = lfm2_tiny.generate(PARIS, temperature=5, seed=3, n=2, max_tokens=9, ignore_eos=True)
-    assert [choice["message"]["content"] for choice in bodies[8]["choices"]] == [one.text for one in direct]
-    assert bodies[8]["seed"] == 3
-
-
-def test_a_recorded_seed_gives_the_answer_again(lfm2_tiny: Model, tmp_path: Path) -> None:
-    wild = {"temperature": 3.0, "max_tokens": 8, "ignore_eos": True}
-    answer(tmp_path / "a", [{"prompt": "Once", **wild}] * 6, lfm2_tiny, form=Form(seed=9, n=2))
-    seen = results(tmp_path / "a")
-    assert len({text for line in seen for text in line["text"]}) > 6
-    for line in seen:
-        for text, seed in zip(line["text"], line["seed"], strict=True):
-            assert lfm2_tiny.generate("Once", seed=seed, **wild).text == text
-
-
-def test_generate_each_takes_no_more_than_it_needs(lfm2_tiny: Model) -> None:
-    taken = 0
-
-    def requests() -> Iterator[Any]:
-        nonlocal taken
-        while True:
-            taken += 1
-            yield ("x", {"max_tokens": 1}) if taken % 3 else None
-
-    seen = []
-    coming = lfm2_tiny.generate_each(requests(), n_ahead=3)
-    for i, one in coming:
-        assert isinstance(one, Completion)
-        seen.append(i)
-        if len(seen) == 10:
-            break
-    coming.close()
-    assert len(set(seen)) == 10
-    assert taken < 30
-    stats = lfm2_tiny.engine.stats()
-    assert (stats["n_running"], stats["n_queued"]) == (0, 0)
-    mixed = dict(lfm2_tiny.generate_each([("x", {"max_tokens": 1}), ("x", {"top_k": 1, "max_tokens": 1}),
-                                          ("x", {"top_k": True, "max_tokens": 1}), (3, {})]))  # type: ignore[list-item]
-    assert [type(mixed[n]) for n in range(4)] == [Completion, Completion, ParameterError, ParameterError]
-    with pytest.raises(ParameterError, match="n_ahead"):
-        lfm2_tiny.generate_each([], n_ahead=0)

@@ -28,6 +28,10 @@ _STREAM = {name for name, value in inspect.signature(Model.stream).parameters.it
 OPTIONS = frozenset((_STREAM - {"sampling"}) | {"reasoning_format", "reasoning_budget_message", "parse_tool_calls"}
                     | {item.name for item in fields(SamplingParams)} | {"repetition_penalty"})  # fmt: skip
 ENDPOINTS = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
+#: What is not checked further down: options, their type, and its name.
+KINDS = (("tools", list, "an array"), ("template_options", dict, "an object"), ("cache_prompt", bool, "true or false"),
+         ("parse_tool_calls", bool, "true or false"), ("continue_final_message", bool, "true or false"))  # fmt: skip
+RESERVED = frozenset(("messages", "tools", "remembered", "continue_final_message"))
 #: Fields of a body that are the client's own, or say nothing about the answer.
 IGNORED = frozenset(("model", "user", "metadata", "store", "service_tier", "stream_options", "prompt_cache_key",
                      "safety_identifier"))  # fmt: skip
@@ -156,8 +160,11 @@ class Form:
         bias = options.get("logit_bias")
         if isinstance(bias, dict):  # JSON has no keys that are numbers
             options["logit_bias"] = {int(key) if key.isascii() and key.isdigit() else key: value for key, value in bias.items()}
-        if not isinstance(options.get("template_options", {}), dict):
-            raise ParameterError(f"template_options must be an object, not {_show(options['template_options'])}")
+        for name, kind, what in KINDS:
+            if not isinstance(options.get(name, kind()), kind):
+                raise ParameterError(f"{name} must be {what}, not {_show(options[name])}")
+        if reserved := RESERVED & options.get("template_options", {}).keys():
+            raise ParameterError(f"template_options can't set {min(reserved)}")
         return given | options
 
     def _with_system(self, prompt: Any) -> Any:

@@ -125,7 +125,7 @@ class _Batch:
 
     def take(self, i: int, answer: Completion | Exception) -> None:
         """Of request `i`, what came of it."""
-        if isinstance(answer, (ClosedError, CancelledError, ForkError, OSError, MemoryError)):  # not the line's fault
+        if isinstance(answer, (ClosedError, CancelledError, ForkError, MemoryError)):  # not the line's fault
             raise answer
         if isinstance(answer, Completion):
             if answer.finish_reason == "cancelled":
