@@ -17,7 +17,20 @@ from lfmfast.server.errors import ApiError, invalid, to_api_error
 from lfmfast.server.fields import Fields
 from lfmfast.server.sse import PING, EventStream, Frame, Frames, Reading, named_event
 from lfmfast.server.state import state_of
-from lfmfast.server.turn import Turn, add_text, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
+from lfmfast.server.turn import (
+    Turn,
+    add_text,
+    begin_turn,
+    count_input,
+    function_choice,
+    get_text,
+    items_of,
+    json_format,
+    refuse,
+    refuse_part,
+    shown,
+    strictness,
+)
 from lfmfast.types import Completion, Piece, Usage
 
 __all__ = ["ROUTES", "to_chat"]
@@ -136,7 +149,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if schema is not None and not isinstance(schema, dict):
         raise invalid(f"'{where}.input_schema' must be an object")
     function = {"name": get_text(tool, "name", where), "description": tool.get("description") or "", "parameters": schema or {}}
-    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") is True else {})}
+    return {"type": "function", "function": function | strictness(tool, where)}
 
 
 def _calling(choice: Any) -> dict[str, Any]:
@@ -145,7 +158,7 @@ def _calling(choice: Any) -> dict[str, Any]:
         return {}
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "tool":
-        found: dict[str, Any] = {"tool_choice": {"function": {"name": get_text(choice, "name", "tool_choice")}}}
+        found: dict[str, Any] = {"tool_choice": function_choice(get_text(choice, "name", "tool_choice"))}
     elif isinstance(kind, str) and kind in CHOICES:
         found = {"tool_choice": CHOICES[kind]}
     else:
@@ -172,12 +185,13 @@ def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     """`response_format`, if the body wants an answer for a schema."""
     config = Fields(body).mapping("output_config")
     refuse(config, config.keys() - {"format"})
-    wanted = config.get("format") or body.get("output_format")
-    if not wanted:
+    wanted = config.get("format")
+    wanted = body.get("output_format") if wanted is None else wanted
+    if wanted is None:
         return {}
     if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
         raise invalid("'output_config.format' must be an object with the type 'json_schema'")
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.get("schema")}}}
+    return {"response_format": json_format(wanted, "output_config.format")}
 
 
 # --- answers ---

@@ -250,7 +250,7 @@ def _constraint(fields: Fields) -> dict[str, Any]:
     if grammar:
         found["grammar"] = grammar
     form = fields.mapping("response_format")
-    if form and form.get("type") != "text":
+    if fields.get("response_format") is not None and form.get("type") != "text":
         found["response_format"] = form
     if len(found) > 1:
         raise invalid(f"'{(names := list(found))[0]}' and '{names[1]}' can't be given together")
@@ -258,7 +258,7 @@ def _constraint(fields: Fields) -> dict[str, Any]:
 
 
 def _reasoning(fields: Fields, settings: Settings) -> dict[str, Any]:
-    asked = _or(_first(fields, BUDGETS, -1), 0 if fields.get("reasoning_effort") else -1)
+    asked = _or(_first(fields, BUDGETS, -1), 0 if fields.get("reasoning_effort") == "none" else -1)
     budget = settings.reasoning_budget if asked < 0 else asked
     message = fields.get("reasoning_budget_message")
     if message is not None and not isinstance(message, str):
@@ -414,9 +414,10 @@ def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversat
         raise wrong("tools", "an array", tools)
     calling = {name: fields.boolean(name, True) for name in ("parallel_tool_calls", "parse_tool_calls")}
     choice = fields.get("tool_choice")
-    if choice not in (None, "auto", "none", "required") and not isinstance(choice, dict):
+    if choice not in (None, "auto", "none", "required") and not _names_function(choice):
         raise wrong("tool_choice", "'auto', 'none', 'required', or an object that names a function", choice)
-    reasoning_format = fields.get("reasoning_format") or settings.reasoning_format
+    asked_format = fields.get("reasoning_format")
+    reasoning_format = settings.reasoning_format if asked_format is None else asked_format
     if reasoning_format not in REASONING_FORMATS:
         raise wrong("reasoning_format", f"one of {', '.join(REASONING_FORMATS)}", reasoning_format)
     options = {**settings.chat_template_kwargs, **fields.mapping("chat_template_kwargs")}
@@ -432,6 +433,11 @@ def parse_conversation(body: Mapping[str, Any], settings: Settings) -> Conversat
     return Conversation(messages=messages, tools=tools or None, calling={"tool_choice": choice, **calling},
                         reasoning_format=reasoning_format, continue_final_message=goes_on,
                         template_options=options)  # fmt: skip
+
+
+def _names_function(choice: Any) -> bool:
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _goes_on(fields: Fields, messages: list[Any]) -> bool:

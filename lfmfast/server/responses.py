@@ -16,7 +16,20 @@ from lfmfast.server.errors import ApiError, invalid
 from lfmfast.server.fields import Fields
 from lfmfast.server.sse import EventStream, Frames, Reading, named_event
 from lfmfast.server.state import state_of
-from lfmfast.server.turn import Turn, add_text, begin_turn, count_input, get_text, items_of, refuse, refuse_part, shown
+from lfmfast.server.turn import (
+    Turn,
+    add_text,
+    begin_turn,
+    count_input,
+    function_choice,
+    get_text,
+    items_of,
+    json_format,
+    refuse,
+    refuse_part,
+    shown,
+    strictness,
+)
 from lfmfast.types import Completion, FinishReason, Piece, Usage
 
 __all__ = ["ROUTES", "to_chat"]
@@ -61,6 +74,9 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     chat["messages"] = found
     if body.get("tools") is not None:
         chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(items_of(body["tools"], "tools"))]
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        chat["tool_choice"] = function_choice(get_text(choice, "name", "tool_choice"))
     if (n := Fields(body).integer("max_output_tokens", 0)) is not None:
         chat["max_tokens"] = n
     return chat | options
@@ -72,16 +88,17 @@ def _options(body: Mapping[str, Any]) -> dict[str, Any]:
     text, reasoning = fields.mapping("text"), fields.mapping("reasoning")
     found: dict[str, Any] = {}
     form = text.get("format")
-    if form is not None and not isinstance(form, dict):
-        raise invalid("'text.format' must be an object")
-    if form and form.get("type") == "json_schema":  # as chat completions have it, where the schema is one level deeper
-        found["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
-    elif form:
-        found["response_format"] = form
+    if form is not None and (not isinstance(form, dict) or form.get("type") not in ("text", "json_object", "json_schema")):
+        raise invalid("'text.format' must be an object with the type text, json_object or json_schema")
+    if form is not None:
+        found["response_format"] = json_format(form, "text.format") if form.get("type") == "json_schema" else form
     if text.get("verbosity") not in (None, "medium"):
         raise invalid("'text.verbosity' is not supported")
-    if reasoning.get("effort") is not None:
-        found["reasoning_effort"] = reasoning["effort"]
+    effort = reasoning.get("effort")
+    if effort not in (None, "none"):
+        raise invalid("'reasoning.effort' can only be 'none'; 'reasoning_budget' says how many tokens a thought can have")
+    if effort is not None:
+        found["reasoning_effort"] = effort
     if body.get("truncation") not in (None, "disabled"):
         raise invalid("'truncation' can only be 'disabled'")
     include = body.get("include")
@@ -151,7 +168,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise invalid(f"'{where}.parameters' must be an object")
     function = {"name": get_text(tool, "name", where), "description": tool.get("description") or "",
                 "parameters": parameters or {}}  # fmt: skip
-    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") is True else {})}
+    return {"type": "function", "function": function | strictness(tool, where)}
 
 
 # --- answers ---

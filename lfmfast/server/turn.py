@@ -18,7 +18,8 @@ from lfmfast.server.fields import Generation, parse_generation
 from lfmfast.server.sse import Answers
 from lfmfast.server.state import ServerState
 
-__all__ = ["Turn", "add_text", "begin_turn", "count_input", "get_text", "items_of", "refuse", "refuse_part", "shown"]
+__all__ = ["Turn", "add_text", "begin_turn", "count_input", "function_choice", "get_text", "items_of", "json_format", "refuse",
+           "refuse_part", "shown", "strictness"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,25 @@ def get_text(item: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise invalid(f"'{where}.{name}' must be a string")
     return value
+
+
+def strictness(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`strict` of a function, if it is true."""
+    if not isinstance(tool.get("strict"), (bool, type(None))):
+        raise invalid(f"'{where}.strict' must be true or false")
+    return {"strict": True} if tool.get("strict") else {}
+
+
+def json_format(form: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The `response_format` of a chat completion for one whose schema stands beside its type."""
+    if not isinstance(form.get("schema"), (dict, bool)):
+        raise invalid(f"'{where}.schema' must be an object")
+    return {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
+
+
+def function_choice(name: str) -> dict[str, Any]:
+    """The `tool_choice` of a chat completion that names a function."""
+    return {"type": "function", "function": {"name": name}}
 
 
 def refuse_part(kind: Any, where: str) -> ApiError:

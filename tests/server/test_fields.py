@@ -304,7 +304,8 @@ def test_tools():
     for choice in (None, "auto", "required", {"type": "function", "function": {"name": "f"}}):
         asked = talk({"messages": [USER], "tools": tools, "tool_choice": choice})
         assert asked.options()["tool_choice"] == choice and asked.prompt_options()["tools"] == tools
-    for choice in ("f", ["auto"], 1):
+    for choice in ("f", ["auto"], 1, {}, {"type": "function"}, {"type": "function", "function": {"name": 1}},
+                   {"function": {"name": "f"}}, {"type": "allowed_tools", "mode": "auto", "tools": []}):  # fmt: skip
         assert "'tool_choice'" in talk_refusal({"messages": [USER], "tools": tools, "tool_choice": choice})
     assert "'tools'" in talk_refusal({"messages": [USER], "tools": {"name": "f"}})
     for name in ("parallel_tool_calls", "parse_tool_calls"):
@@ -318,7 +319,7 @@ def test_what_becomes_of_thoughts():
     assert talk({"messages": [USER]}, reasoning_format="none").reasoning_format == "none"
     for name in ("auto", "deepseek", "none"):
         assert talk({"messages": [USER], "reasoning_format": name}).options()["reasoning_format"] == name
-    for wrong in ("deepseek-legacy", "x", 1, ["none"]):
+    for wrong in ("deepseek-legacy", "x", "", 1, 0, False, ["none"], {}):
         assert "'reasoning_format'" in talk_refusal({"messages": [USER], "reasoning_format": wrong})
 
 

@@ -94,7 +94,7 @@ _SAMPLING = {
         {"type": "object", "additionalProperties": _BIAS},
         array({"type": "array", "prefixItems": [either(integer(0, INT_MAX), STRING), _BIAS], "minItems": 2, "maxItems": 2}))),
 }  # fmt: skip
-_SCHEMA: Schema = said("A JSON schema. A keyword that can't be enforced is refused.", {"type": "object"})
+_SCHEMA: Schema = said("A JSON schema. A keyword that can't be enforced is refused.", either({"type": "object"}, BOOLEAN))
 _MAX_TOKENS = said(f"Tokens of an answer at most; -1: to its end. The first of {', '.join(fields.MAX_TOKENS)} counts.",
                    integer(-1, INT_MAX))  # fmt: skip
 _BUDGET = said(f"Tokens of a thought at most; -1: as the server was told. The first of {', '.join(fields.BUDGETS)} counts.",
@@ -123,10 +123,11 @@ _GENERATION = {
                               either(number(None, 0), number(fields.PING_MIN_S))),
     "id_slot": said("Accepted without effect on what is reused; -1: any.", integer(-1, INT_MAX)),
     "grammar": said("What the answer has to be, as llama.cpp's GBNF.", STRING),
-    "json_schema": said("The answer is JSON for this schema.", either({"type": "object"}, BOOLEAN)),
+    "json_schema": _SCHEMA,
     "response_format": said("The answer is text, a JSON object, or JSON for a schema. Only one of the three can be given.",
-                            obj({"type": const("text", "json_object", "json_schema")},
-                                {"schema": _SCHEMA, "json_schema": obj({"schema": _SCHEMA})})),
+                            either(obj({"type": const("text")}),
+                                   obj({"type": const("json_object")}, {"schema": optional(_SCHEMA)}),
+                                   obj({"type": const("json_schema"), "json_schema": obj({"schema": _SCHEMA})}))),
     **dict.fromkeys(fields.BUDGETS, _BUDGET),
     "reasoning_budget_message": said("What a thought that is cut off there ends with.", STRING),
     **{name: _refused(harmless) for name, harmless in fields.REFUSED.items()},
@@ -203,11 +204,11 @@ def _empty(value: Any) -> bool:
 
 _CLAUDE_PROMPT = {
     **{name: schema for name, schema in _CONVERSATION.items() if name not in ("messages", "tools", "tool_choice")},
-    "messages": array(ref("AnthropicMessage"), 1),
+    "messages": array(ref("AnthropicMessage")),
     "system": _CLAUDE_TEXTS,
     "tools": array(_CLAUDE_TOOL),
-    "tool_choice": obj({}, {"disable_parallel_tool_use": optional(_flag("At most one call in an answer."))}) | either(
-        obj({"type": const(*anthropic.CHOICES)}), obj({"type": const("tool"), "name": STRING})),
+    "tool_choice": either(*(obj(choice, {"disable_parallel_tool_use": optional(_flag("At most one call in an answer."))})
+                            for choice in ({"type": const(*anthropic.CHOICES)}, {"type": const("tool"), "name": STRING}))),
     "stop_sequences": _strings("Where an answer ends; these texts are not part of it."),
     "thinking": said("Whether it thinks is the model's own matter; disabled: what it thinks is cut off at once.", obj(
         {"type": const("enabled", "disabled", "adaptive")},
