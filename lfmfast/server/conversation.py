@@ -38,8 +38,8 @@ def read_conversation(body: Mapping[str, Any], state: ServerState) -> Conversati
         return replace(asked, messages=[_joined(message, "\n") for message in asked.messages])
     if family == "jinja":  # variables of llama-server that some templates want; the formats of the LFM2 family have none
         today = datetime.date.today()
-        dates = {"date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
-        return replace(asked, template_options={**dates, **asked.template_options})
+        variables = {"date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y"), "enable_thinking": True}
+        return replace(asked, template_options={**variables, **asked.template_options})
     return asked
 
 

@@ -201,8 +201,7 @@ async def apply_template(request: Request) -> Response:
     template = model.template
 
     def work() -> Response:
-        rendered = template.render(asked.messages, tools=asked.tools, continue_final_message=asked.continue_final_message,
-                                   **asked.template_options)  # fmt: skip
+        rendered = template.render(asked.messages, **asked.prompt_options())
         return json_response({"prompt": rendered.text.removeprefix(bos)})
 
     return await _done(work, len(await request.body()))

@@ -6,20 +6,19 @@ import re
 
 MODULES = ("test_basic", "test_chat_completion", "test_completion", "test_tokenize", "test_template", "test_ignore_eos",
            "test_ctx_shift", "test_slot_save", "test_security", "test_metrics", "test_compat_anthropic",
-           "test_compat_oai_responses")  # fmt: skip
-ALONG = ("test_tool_call",)  # imported by one of them
+           "test_compat_oai_responses", "test_tool_call")  # fmt: skip
 
-LATER = "not supported yet, and refused by name"
 #: Why a test is not run, by a pattern of its name.
 LEFT_OUT: dict[str, str] = {
+    r"test_tool_call\.py::(?!test_completion_without_tool_call)": "fetches a model",
     r"test_load_split_model|stream_with_openai_library_stops|thinking_with_reasoning_model": "fetches a model",
     r"test_slot_save\.py::.*(multimodal|image|media)|vision_base64|local_media_file": "images",
     r"test_metrics_embedding_prompt_is_counted": "embedding model",
     r"cors_proxy|defaults_to_localhost_with_tools_enabled": "llama-server's proxy and built-in tools",
     r"test_cache_vs_nocache_prompt": "skipped by its authors",
     r"test_chat_completion\[.*-This is not a chat": "a template that shows no messages is refused",
-    r"response_format\[response_format[0-3]-|with_json_schema|with_grammar|n_probs_post": LATER,
-    r"test_reasoning\[(?!Qwen-Qwen3-0\.6B-auto)": "thoughts are not told apart yet; no --reasoning, no enable_thinking",
+    r"with_response_format\[response_format1-": "a schema of items alone allows what is no array, too",
+    r"n_probs_post": "not supported yet, and refused by name",
     r"date_inside_prompt\[fireworks": "its template adds a variable that is not defined, an error in Jinja",
     r"test_ctx_shift_enabled": "there is no context shift",
     r"restore_legacy_token_list": "reads llama-server's own file format",

@@ -51,7 +51,7 @@ def suite(folder: Path) -> Path:
     (target / "utils.py").write_text(utils, "utf8")
     (target / "wget.py").write_text("# imported by the tests, and used by none that is run\n")
     (target / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    serial\n")
-    for name in (*plan.MODULES, *plan.ALONG):
+    for name in plan.MODULES:
         (target / "unit" / f"{name}.py").write_text(rewrite.module(source / "unit" / f"{name}.py"), "utf8")
     return target
 

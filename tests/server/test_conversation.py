@@ -51,3 +51,9 @@ def test_templates_of_other_families_know_the_date():
     dated = jinja("{% for m in messages %}{{ m.content }}{% endfor %} {{ date_string }}, {{ datetime }}")
     assert prompt(dated, user("a")) == f"a {today:%d %b %Y}, {today:%b %d %Y}"
     assert prompt(dated, user("a"), chat_template_kwargs={"date_string": "now"}) == f"a now, {today:%b %d %Y}"
+
+
+def test_templates_of_other_families_think_unless_they_are_told_not_to():
+    asking = jinja("{% for m in messages %}{{ m.content }}{% endfor %}{% if not enable_thinking %}</think>{% endif %}")
+    assert prompt(asking, user("a")) == "a"
+    assert prompt(asking, user("a"), chat_template_kwargs={"enable_thinking": False}) == "a</think>"
