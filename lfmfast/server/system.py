@@ -196,12 +196,11 @@ async def apply_template(request: Request) -> Response:
     """POST /apply-template: what a chat request would be read as, as text; without the BOS that goes before every prompt."""
     state = state_of(request)
     model = state.model.model
-    bos = _token(model, model.native.bos_id) if model.native.add_bos else ""
     asked = read_conversation(await read_object(request), state)
-    template = model.template
 
     def work() -> Response:
-        rendered = template.render(asked.messages, **asked.prompt_options())
+        rendered = model.template.render(asked.messages, **asked.prompt_options())
+        bos = _token(model, model.native.bos_id) if model.native.add_bos else ""
         return json_response({"prompt": rendered.text.removeprefix(bos)})
 
     return await _done(work, len(await request.body()))

@@ -192,5 +192,5 @@ def test_what_is_refused(server: Live):
     assert "at most 1024" in server.refusal("/completion", {"prompt": [""] * 513, "n": 2})
     assert "text only" in server.refusal("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": "x"}})
     assert "token id" in server.refusal("/completion", {"prompt": [10**6]})
-    assert "'grammar'" in server.refusal("/completion", {"prompt": ONCE, "grammar": "root ::= x"})
+    assert "the grammar, line 1" in server.refusal("/completion", {"prompt": ONCE, "grammar": "root ::= x"})
     assert "'lora'" in server.refusal("/completion", {"prompt": ONCE, "lora": [{"id": 0, "scale": 1}], "stream": True})

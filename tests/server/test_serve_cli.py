@@ -149,6 +149,7 @@ def test_server_flags(opened: Any, tmp_path: Path) -> None:
         "--max-body", "1", "--sse-ping-interval", "-1", "--log-jsonl", "--log-disable", "-n", "99", "--temp", "0.3",
         "--top-k", "5", "--min-p", "0.1", "--repeat-penalty", "1.1", "-s", "42", "--cache-reuse", "64", "--no-cache-prompt",
         "--chat-template-kwargs", '{"keep_past_thinking": true}', "--reasoning-format", "none", "--api-key", "a,b",
+        "--reasoning-budget", "100",
     )  # fmt: skip
     assert settings == Settings(
         host=("127.0.0.1", "::1"), aliases=("one", "two"), tags=("x", "y"), metrics=True, slots=False, props=True, page=False,
@@ -156,6 +157,7 @@ def test_server_flags(opened: Any, tmp_path: Path) -> None:
         max_body_bytes=1 << 20, sse_ping_s=-1, log_json=True, access_log=False, n_predict=99,
         sampling=SamplingParams(temperature=0.3, top_k=5, min_p=0.1, repeat_penalty=1.1, seed=42), cache_reuse=64,
         cache_prompt=False, chat_template_kwargs={"keep_past_thinking": True}, reasoning_format="none", api_keys=("a", "b"),
+        reasoning_budget=100,
     )  # fmt: skip
 
 
@@ -213,7 +215,7 @@ def test_a_public_address_without_a_key(
     (["-ngx", "2"], "there is no option -ngx; did you mean -ngl?"),
     (["--port", "x"], "--port"),
     (["--context-shift"], "--context-shift"),
-    (["--reasoning-format", "deepseek"], "not supported yet"),
+    (["--reasoning-format", "deepseek-legacy"], "auto, deepseek or none"),
     (["--reasoning", "maybe"], "on, off or auto"),
     (["--chat-template", "lama3"], "none of llama.cpp's templates, which are bailing,"),
     (["--chat-template-kwargs", "{"], "not JSON"),
