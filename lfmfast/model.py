@@ -270,9 +270,9 @@ class Model(ModelFile):
             Tokens that a thought can have; then it is ended. None and -1: any number.
         response_format : mapping, optional
             What the answer has to be, as OpenAI writes it: ``{"type": "json_object"}``, or ``{"type": "json_schema",
-            "json_schema": {"schema": ...}}``.
+            "json_schema": {"schema": ...}}``. Where there are tools, the model may call them instead.
         json_schema : mapping or bool, optional
-            The answer is JSON of this schema. A schema that can't be enforced is refused.
+            The answer is JSON of this schema; likewise. A schema that can't be enforced is refused.
         grammar, regex : str, optional
             The answer follows this grammar (GBNF, from its rule ``root`` on), or matches this regular expression as a whole.
         max_tokens : int, optional
