@@ -138,6 +138,9 @@ void test_budget() {
     CHECK(same(sampled(params, {1, 8, 9}), {1, 2, 9}));
     CHECK(same(sampled(params, {1, 8, 1, 8, 9}), {1, 2, 1, 2, 9}));  // each thought by itself
     CHECK(same(sampled(params, {8, 9, 10}), {8, 9, 10}));
+    params.thought_tokens = 1;
+    params.thought_end    = {14, 15, 2};
+    CHECK(same(sampled(params, {1, 8, 9, 9, 9, 1, 10, 9, 9, 9}), {1, 8, 14, 15, 2, 1, 10, 14, 15, 2}));
     params.format = {-1, -1, 3, 4, false};
     CHECK_THROWS(invalid_argument, guide(params));
     params.thought_tokens = -2;
@@ -151,6 +154,8 @@ void test_constraint() {
     CHECK(same(sampled(params, {15, 15, 15}), {8, 9}));  // and it is over
     params.constraint = std::make_shared<only>(std::vector<int32_t>{8, 9});
     CHECK(same(sampled(params, {1, 15, 0, 2, 15, 15}), {1, 15, 1, 2, 8, 9}));  // free in a thought, which can't be the end
+    params.constraint = std::make_shared<only>(std::vector<int32_t>{5, 8, 9});
+    CHECK(same(sampled(params, {5, 1, 15}), {5, 8, 9}));  // no thought once the answer has begun, were it with whitespace
     params.constraint        = std::make_shared<only>(std::vector<int32_t>{8, 1, 9});
     params.format.in_thought = true;
     CHECK(same(sampled(params, {15, 2, 8, 1, 15, 15}), {15, 2, 8, 1, 9}));  // begun: a marker is text like any other
