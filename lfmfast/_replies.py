@@ -12,7 +12,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from lfmfast import templates
 from lfmfast.errors import ClosedError
@@ -21,6 +21,8 @@ from lfmfast.reply import MARKERS, ReplyReader
 
 __all__ = ["Chunk", "ReplyMemory", "opened_thought"]
 
+K = TypeVar("K", bound=tuple[str, ...])
+V = TypeVar("V")
 #: Segments that a key looks back to: with them it has the role, which is in the text itself or before a control token.
 N_BEFORE = 2
 
@@ -79,16 +81,11 @@ class ReplyMemory:
 
     def __init__(self, vocabulary: Vocabulary, max_entries: int = 4096, max_bytes: int = 4 << 20) -> None:
         self._vocabulary = vocabulary
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
-        self._n_bytes = 0
-        self._raws: OrderedDict[tuple[str, str, str], str] = OrderedDict()
-        self._n_raw_bytes = 0
-        self._lock = threading.Lock()
+        self._ids: _Bounded[tuple[str, str], array[int]] = _Bounded(max_entries, max_bytes)
+        self._raws: _Bounded[tuple[str, str, str], str] = _Bounded(max_entries, max_bytes)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._ids)
 
     def encode(self, segments: Iterable[templates.Segment], before: Sequence[Chunk] = (), *, remembered: bool = True,
                known: Sequence[Chunk] = ()) -> list[Chunk]:  # fmt: skip
@@ -144,19 +141,15 @@ class ReplyMemory:
             text, special, ids = chunks[i]
             if not special:
                 key = self._key(chunks[:i], text)
-                self._put(key, None if self._vocabulary.tokenize(text, parse_special=False) == [*ids] else array("i", ids))
+                self._ids.put(key, None if self._vocabulary.tokenize(text, parse_special=False) == [*ids] else array("i", ids))
 
     def remember_raw(self, message: Mapping[str, Any], raw: str) -> None:
         """Remember how a reply was written that `message` is the parts of."""
         if message.get("reasoning_content") or message.get("tool_calls"):
             content, reasoning, calls = _parts(message)
-            with self._lock:
-                self._raws[content, reasoning, calls] = raw
-                # Clients drop thoughts more often than not.
-                self._raws[content, "", calls] = raw.rpartition(MARKERS.thought_close)[2].strip()
-                self._n_raw_bytes += 2 * len(raw)
-                while len(self._raws) > self._max_entries or self._n_raw_bytes > self._max_bytes:
-                    self._n_raw_bytes -= len(self._raws.popitem(last=False)[1])
+            self._raws.put((content, reasoning, calls), raw)
+            # Clients drop thoughts more often than not.
+            self._raws.put((content, "", calls), raw.rpartition(MARKERS.thought_close)[2].strip())
 
     def as_written(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Messages, with replies of the model that come back in parts as the model wrote them."""
@@ -171,8 +164,7 @@ class ReplyMemory:
             parts = _parts(message)
         except (TypeError, ValueError, KeyError, AttributeError):  # the template says what is wrong with it
             return message
-        with self._lock:
-            raw = self._raws.get(parts)
+        raw = self._raws.get(parts)
         return message if raw is None else {"role": "assistant", "content": raw}
 
     def watcher(self, prompt: Sequence[Chunk]) -> Callable[[Reply], None]:
@@ -197,28 +189,43 @@ class ReplyMemory:
         return "".join([chunk.text for chunk in before[-N_BEFORE:]]), text
 
     def _find(self, before: Sequence[Chunk], text: str) -> array[int] | None:
-        if not self._entries:
-            return None
-        key = self._key(before, text)
-        with self._lock:
-            ids = self._entries.get(key)
-            if ids is not None:
-                self._entries.move_to_end(key)
-            return ids
+        return self._ids.get(self._key(before, text)) if self._ids else None
 
-    def _put(self, key: tuple[str, str], ids: array[int] | None) -> None:
+
+class _Bounded(Generic[K, V]):
+    """A dict that forgets the entries that were not used for longest. Safe to use from several threads."""
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self.n_bytes = 0
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        with self._lock:
+            value = self._entries.get(key)
+            if value is not None:
+                self._entries.move_to_end(key)
+            return value
+
+    def put(self, key: K, value: V | None) -> None:
+        """None takes the entry out."""
         with self._lock:
             old = self._entries.pop(key, None)
             if old is not None:
-                self._n_bytes -= self._size(key, old)
+                self.n_bytes -= self._size(key, old)
             # One that takes much of the room would push the others out.
-            if ids is None or self._size(key, ids) > self._max_bytes // 4:
+            if value is None or self._size(key, value) > self._max_bytes // 4:
                 return
-            self._entries[key] = ids
-            self._n_bytes += self._size(key, ids)
-            while len(self._entries) > self._max_entries or self._n_bytes > self._max_bytes:
-                self._n_bytes -= self._size(*self._entries.popitem(last=False))
+            self._entries[key] = value
+            self.n_bytes += self._size(key, value)
+            while len(self._entries) > self._max_entries or self.n_bytes > self._max_bytes:
+                self.n_bytes -= self._size(*self._entries.popitem(last=False))
 
     @staticmethod
-    def _size(key: tuple[str, str], ids: array[int]) -> int:
-        return sum(map(sys.getsizeof, key)) + sys.getsizeof(ids)
+    def _size(key: K, value: V) -> int:
+        return sum(map(sys.getsizeof, key)) + sys.getsizeof(value)

@@ -14,8 +14,10 @@ from exact import opened
 from grammar_oracle import OracleGrammar
 from peer import model as peer_model
 
-from lfmfast import Model, ParameterError, SamplingParams
+from lfmfast import Model, ParameterError, SamplingParams, ToolCall
+from lfmfast._replies import ReplyMemory
 from lfmfast.lowlevel import Batch, Context, SamplerChain
+from lfmfast.messages import assistant_message
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 WORDS = 'root ::= item (", " item){2,6} "."\nitem ::= [a-m]+ | "[" [0-9]{1,3} "]"\n'
@@ -169,6 +171,10 @@ def test_tool_choice(lfm2_tiny: Model, reference: dict[str, Any]) -> None:
         assert done.tool_calls and done.finish_reason == "tool_calls"
         assert done.raw.startswith("<|tool_call_start|>[") and done.raw.endswith("]<|tool_call_end|>")
     asked = user("What is the weather in Paris?")
+    forced = {lfm2_tiny.token_id("<|tool_call_start|>"): 100.0}
+    for choice, n in (("none", 0), ("auto", 1)):  # without tools what looks like a call is text
+        done = lfm2_tiny.generate(asked, tools=tools, tool_choice=choice, logit_bias=forced, max_tokens=1, **GREEDY)
+        assert ("<|tool_call_start|>" in done.text) == (n == 0)
     none = lfm2_tiny.generate(asked, tools=tools, tool_choice="none", **GREEDY)
     assert (none.text, none.tool_calls) == (lfm2_tiny.generate(asked, **GREEDY).text, ())  # as if there were none
     for choice, tools_, said in (("required", None, "needs tools"), ("always", tools, "not 'always'"),
@@ -220,7 +226,9 @@ def test_calls_that_are_cut(lfm2_tiny: Model, reference: dict[str, Any]) -> None
         assert cut.finish_reason == "length"
         assert whole.raw.startswith(cut.raw)
         assert all(isinstance(call.parsed, dict) for call in cut.tool_calls)
-    assert len(lfm2_tiny.generate(asked, tools=tools, parallel_tool_calls=False, **GREEDY).tool_calls) == 1
+    again = {lfm2_tiny.token_id("<|tool_call_start|>"): 100.0}  # a model that would begin one block after the other
+    one = lfm2_tiny.generate(asked, tools=tools, parallel_tool_calls=False, logit_bias=again, max_tokens=80, **GREEDY)
+    assert (len(one.tool_calls), one.finish_reason) == (1, "tool_calls")
     text = lfm2_tiny.generate(asked, tools=tools, parse_tool_calls=False, **GREEDY)
     assert (text.text, text.tool_calls, text.finish_reason) == (whole.raw, (), "stop")
 
@@ -258,3 +266,25 @@ def test_history_has_calls_as_they_were_written(lfm2_tiny: Model, reference: dic
         t for t in lfm2_tiny.encode(dropped, tools=tools) if t in set(lfm2_tiny.tokenize('[get_weather(city="Paris")]'))
     ][-len(lfm2_tiny.tokenize('[get_weather(city="Paris")]')) :]
     assert lfm2_tiny.token_id("<think>") not in lfm2_tiny.encode(dropped, tools=tools)
+
+
+def test_replies_in_parts_become_what_was_written(lfm2_tiny: Model) -> None:
+    memory = ReplyMemory(lfm2_tiny.native, max_entries=8, max_bytes=4000)
+    called = assistant_message("", "T", [ToolCall("c", "f", '{"a": "x"}')])
+    raw = "<think>\nT\n</think>\n\n<|tool_call_start|>[f(a='x')]<|tool_call_end|>"
+    memory.remember_raw(called, raw)
+    assert memory.as_written([called]) == [{"role": "assistant", "content": raw}]
+    as_object = {**called, "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"a": "x"}}}]}
+    assert memory.as_written([as_object]) == [{"role": "assistant", "content": raw}]
+    dropped = {**called, "reasoning_content": None}
+    assert memory.as_written([dropped])[0]["content"] == raw.rpartition("</think>")[2].strip()
+    other = assistant_message("", "T", [ToolCall("c", "f", '{"a": "y"}')])
+    broken = {"role": "assistant", "tool_calls": [5]}
+    assert memory.as_written([other, broken, {"role": "user", "content": "x"}])[:2] == [other, broken]
+    for _ in range(300):  # the same reply again takes no room
+        memory.remember_raw(called, raw)
+    assert memory.as_written([called]) == [{"role": "assistant", "content": raw}]
+    memory.remember_raw(assistant_message("long", "T", ()), "x" * 5000)  # more than all the room
+    for i in range(40):
+        memory.remember_raw(assistant_message("", "T", [ToolCall("c", "f", f'{{"a": {i}}}')]), raw)
+    assert memory.as_written([called]) == [called]  # the oldest are forgotten

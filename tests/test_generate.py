@@ -374,7 +374,7 @@ def test_the_memory_is_bounded_and_the_last_use_counts() -> None:
     for i in range(10):
         remember(f"{i}" + "y" * 150)
     assert len(memory) < 10
-    assert memory._n_bytes <= 5000
+    assert memory._ids.n_bytes <= 5000
     memory.remember([*opening[:1], Chunk("a\nzz", False, tuple(map(ord, "a\nzz")))], 1)
     assert ids("a\nzz") == tuple(map(ord, "a\nzz"))
     memory.remember([*opening[:1], Chunk("a\nzz", False, tuple(Letters().tokenize("a\nzz")))], 1)
