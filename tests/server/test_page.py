@@ -113,6 +113,8 @@ def test_stop_while_the_prompt_is_read(seen, backend):
     assert backend.is_gone.wait(10)
     seen.ask("again")  # the empty answer is not part of the conversation
     page.wait_for_selector("#stop:visible")
+    while len(backend.bodies) < 2:  # the page shows the button before the request has arrived
+        page.wait_for_timeout(10)
     assert [message["role"] for message in backend.bodies[1]["messages"]] == ["user", "user"]
 
 
