@@ -7,7 +7,7 @@ import importlib.util
 import logging
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the only place that has it: packages and plugins are built with this one
 
 logging.getLogger("lfmfast").addHandler(logging.NullHandler())  # quiet unless the application configures logging
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import sys
+import sysconfig
 from typing import Any
 
 import lfmfast
@@ -14,11 +17,12 @@ def build_info() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``version`` of lfmfast; ``llama_cpp`` build; ``compiler``; ``build_type``; ``cpu_flags`` that ggml's CPU backend
+        ``version`` of lfmfast; ``llama_cpp`` build; ``compiler``; ``build_type``; ``cpu_variant``: which of a portable
+        build's CPU backends was chosen for this machine (``"haswell"``), else ``"built in"``; ``cpu_flags`` that it
         was compiled with; ``cpu_features_compiled`` and ``cpu_features_found`` (lists of names); ``kernels``:
         the instruction set of lfmfast's own matrix products on the CPU, ``"none"`` where they are switched off
         (``LFMFAST_KERNELS=0``) or there are none for this CPU; ``kernel_types`` of weights that they multiply (others
-        go to ggml's); ``devices``.
+        go to ggml's); ``devices``; ``python`` and ``platform`` that it runs on.
 
     Examples
     --------
@@ -35,4 +39,13 @@ def build_info() -> dict[str, Any]:
         else:
             info[name] = value
     info["devices"] = devices
+    info["python"] = f"{platform.python_implementation()} {platform.python_version()}{_gil()}"
+    info["platform"] = platform.platform()
     return info
+
+
+def _gil() -> str:
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return ""
+    enabled = getattr(sys, "_is_gil_enabled")()  # noqa: B009  (type stubs of older versions lack it)
+    return f" free-threaded, GIL {'on' if enabled else 'off'}"

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
+from lfmfast import __version__
 from lfmfast._progress import Bar, format_bytes, say
 from lfmfast.errors import HubError
 
@@ -46,7 +47,7 @@ class Repository:
             self.timeout = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 5)
         except ValueError as error:
             raise HubError(f"HF_HUB_ETAG_TIMEOUT must be a number of seconds: {error}") from None
-        self._agent = {"library_name": "lfmfast"}
+        self._agent = {"library_name": "lfmfast", "library_version": __version__}
         self._hub: Any = None
         self._utils: Any = None
 

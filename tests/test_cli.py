@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -213,7 +214,28 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     import lfmfast
 
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"lfmfast {lfmfast.__version__}\n"
+    first, *facts = capsys.readouterr().out.splitlines()
+    assert first == f"lfmfast {lfmfast.__version__}"
+    said = dict(line.split(maxsplit=1) if len(line.split()) > 1 else (line.strip(), "") for line in facts)
+    info = lfmfast.build_info()
+    assert list(said) == [name for name in info if name != "version"]
+    assert said["llama_cpp"] == info["llama_cpp"] and said["compiler"] == info["compiler"]
+    assert said["python"].startswith(f"{platform.python_implementation()} {platform.python_version()}")
+    assert all(device in said["devices"] for device in info["devices"])
+
+
+def test_version_where_the_native_modules_can_not_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import lfmfast
+
+    def broken() -> None:
+        raise ImportError("libstdc++.so.6: version `GLIBCXX_3.4.32' not found")
+
+    monkeypatch.setattr(lfmfast, "build_info", broken, raising=False)
+    assert cli.main(["--version"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"lfmfast {lfmfast.__version__}" and "GLIBCXX_3.4.32" in second
 
 
 def test_pull_prints_the_path_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

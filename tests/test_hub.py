@@ -15,6 +15,7 @@ import pytest
 from fakehub import REPO, FakeHub, Server, make_handler
 from huggingface_hub import utils
 
+import lfmfast
 from lfmfast import _demo, _hub_client, hub
 from lfmfast.errors import HubError
 
@@ -126,6 +127,7 @@ def test_download_then_cache_hit(fake: FakeHub) -> None:
     assert path.name == "tiny-Q4_K_M.gguf"
     assert path.read_bytes() == fake.files[path.name]
     assert path.parent.name == fake.commit
+    assert all(f"lfmfast/{lfmfast.__version__}" in headers["user-agent"] for headers in fake.seen("GET", REPO))
     fake.requests.clear()
     assert hub.resolve(f"{REPO}:q4_k_m") == path
     assert [m for m, _, _ in fake.requests] == ["GET"]  # one question whether there is something newer

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -42,12 +42,28 @@ for command in (batch, chat, info, pull, serve, tokenize):
 def _version(value: bool) -> None:
     if value:
         typer.echo(f"lfmfast {__version__}")
+        for name, fact in _build_facts():
+            typer.echo(f"  {name:<22}  {fact}")
         raise typer.Exit()
+
+
+def _build_facts() -> Iterator[tuple[str, str]]:
+    """`lfmfast.build_info()` for a bug report; what went wrong, if the native modules can't be loaded."""
+    try:
+        from lfmfast import build_info
+
+        facts = build_info()
+    except Exception as error:
+        yield "native modules", f"{type(error).__name__}: {error}"
+        return
+    del facts["version"]
+    for name, value in facts.items():
+        yield name, (", " if name == "devices" else " ").join(value) if isinstance(value, list) else value
 
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Version and build.")] = False,
 ) -> None:
     """Run Liquid AI's LFM2 models (GGUF) on this machine.
 

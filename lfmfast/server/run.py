@@ -14,6 +14,7 @@ from types import FrameType
 
 import uvicorn
 
+from lfmfast import __version__
 from lfmfast.server.app import Load, create_app
 from lfmfast.server.protocol import limited_protocol
 from lfmfast.server.settings import Settings
@@ -89,7 +90,8 @@ def serve(
     state: ServerState = app.state.server
     config = uvicorn.Config(
         app, http=limited_protocol(settings.header_timeout_s), ws="none", lifespan="on", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, timeout_keep_alive=round(settings.idle_timeout_s), backlog=2048,
+        server_header=False, headers=[("Server", f"lfmfast/{__version__}")], proxy_headers=False,
+        timeout_keep_alive=round(settings.idle_timeout_s), backlog=2048,
         timeout_graceful_shutdown=round(settings.drain_s) + GRACE_S,
     )  # fmt: skip
     server = _Server(config, state)

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from lfmfast import cli
+from lfmfast import __version__, cli
 from lfmfast.aio import AsyncModel
 from lfmfast.cli import _options
 from lfmfast.cli._slots import Slots, plan
@@ -314,6 +314,7 @@ def test_from_start_to_end(lfm2_tiny_path: Path) -> None:
         process.said("ready: chat at http://127.0.0.1")
         assert process.status() == 200 and process.status("/props") == 401
         process.said(r"GET /props 401")
+        assert process.ask("GET", "/health").headers["Server"] == f"lfmfast/{__version__}"
         process.process.terminate()
         assert process.end() == 0
         log = "\n".join(process.lines)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+import lfmfast
 from lfmfast import AsyncModel, SamplingParams
 from lfmfast.server import metrics as prometheus
 from lfmfast.server.app import create_app
@@ -87,6 +88,7 @@ def test_a_model_by_name(bare: TestClient) -> None:
 
 def test_props(client: TestClient) -> None:
     props = client.get("/props").json()
+    assert props["build_info"].endswith(f"-lfmfast-{lfmfast.__version__}")
     defaults = props["default_generation_settings"]
     assert defaults["n_ctx"] == 512 and props["total_slots"] == 2
     params = defaults["params"]
