@@ -177,4 +177,4 @@ def test_info_says_what_the_kernels_multiply(models):
 
 def test_kernels_can_be_switched_off_and_named():
     assert active("0") == active("no such set") == "none"
-    assert active("") == active("1") in ("none", "avx2", "avxvnni", "avx512vnni")
+    assert active("") == active("1") in ("none", "avx2", "avxvnni", "avx512vnni", "dotprod", "i8mm")

@@ -9,6 +9,14 @@
 #else
 #include <cpuid.h>
 #endif
+#elif defined(LFMFAST_KERNELS_ARM)
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#elif defined(_WIN32)
+#include <windows.h>
+#else
+#include <sys/auxv.h>
+#endif
 #endif
 
 namespace lfmfast::kernels {
@@ -61,6 +69,30 @@ struct x86_features {
     }
 };
 
+#elif defined(LFMFAST_KERNELS_ARM)
+
+struct arm_features {
+    bool dotprod, i8mm;
+
+    arm_features() {
+#ifdef __APPLE__
+        const auto has = [](const char * name) {
+            int    value = 0;
+            size_t size  = sizeof(value);
+            return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+        };
+        dotprod = has("hw.optional.arm.FEAT_DotProd");
+        i8mm    = dotprod && has("hw.optional.arm.FEAT_I8MM");
+#elif defined(_WIN32)
+        dotprod = IsProcessorFeaturePresent(43) != 0;             // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+        i8mm    = dotprod && IsProcessorFeaturePresent(66) != 0;  // PF_ARM_V82_I8MM_INSTRUCTIONS_AVAILABLE
+#else
+        dotprod = (getauxval(AT_HWCAP) >> 20 & 1) != 0;              // HWCAP_ASIMDDP
+        i8mm    = dotprod && (getauxval(AT_HWCAP2) >> 13 & 1) != 0;  // HWCAP2_I8MM
+#endif
+    }
+};
+
 #endif
 
 struct set_list {
@@ -75,6 +107,11 @@ struct set_list {
         if (cpu.avxvnni) sets[n++] = &avxvnni;
 #endif
         if (cpu.avx2) sets[n++] = &avx2;
+#elif defined(LFMFAST_KERNELS_ARM)
+        const arm_features cpu;
+        int                n = 0;
+        if (cpu.i8mm) sets[n++] = &i8mm;
+        if (cpu.dotprod) sets[n++] = &dotprod;
 #endif
     }
 };

@@ -45,5 +45,7 @@ const kernel_set * active();
 extern const kernel_set avx512vnni;
 extern const kernel_set avxvnni;
 extern const kernel_set avx2;
+extern const kernel_set i8mm;
+extern const kernel_set dotprod;
 
 }  // namespace lfmfast::kernels

@@ -2,7 +2,8 @@
 
 #include "kernels/kernels.h"
 
-// The kernels, for one instruction set: `V` is its vector of 32-bit lanes (vec512.h, vec256.h). Included once in a file.
+// The kernels, for one instruction set: `V` is its vector of 32-bit lanes (vec512.h, vec256.h, neon.h). Included once in a file.
+// With V::octets, 8 consecutive values of a row lie together instead of 4: in two lines of `q`, and in `min`.
 namespace lfmfast::kernels {
 namespace {
 
@@ -10,7 +11,7 @@ namespace {
 struct weights {
     alignas(64) uint8_t q[64][panel_rows * 4];    // 4 consecutive values of each row
     alignas(64) float   scale[16][panel_rows];    // of each 32 values, or 16 (q6_k)
-    alignas(64) int16_t min[4][panel_rows * 2];   // of two consecutive sub-blocks of each row (q4_k, q5_k)
+    alignas(64) int16_t min[4][panel_rows * 2];   // of two consecutive sub-blocks of each row (q4_k, q5_k); or see put_mins
     alignas(64) float   min_scale[panel_rows];
 };
 
@@ -61,7 +62,8 @@ inline int32_t sum_of(const int8_t * q, int n) {
 }
 
 // `sum` holds what a kernel adds to its sums of products: with weights stored as w + offset, that is -offset * sum(q).
-// For types with minima it holds the plain sums of 32, two 16-bit ones in each element.
+// For types with minima it holds the plain sums of 32, two 16-bit ones in each element; with V::byte_mins the low 7 bits of the
+// eight sums, then what is above, as bytes.
 template <class V> void quantize(weight_type type, const float * x, int n, act_block * out) {
     if (type == weight_type::q4_0 || type == weight_type::q8_0) {
         const int offset = type == weight_type::q4_0 ? 8 : V::q8_offset;
@@ -76,6 +78,14 @@ template <class V> void quantize(weight_type type, const float * x, int n, act_b
     quantize_scaled(x, block_k, out->d[0], out->q);
     if (type == weight_type::q6_k) {
         for (int b = 0; b < 16; ++b) out->sum[b] = -32 * sum_of(out->q + b * 16, 16);
+    } else if constexpr (V::byte_mins) {
+        int8_t bytes[16];
+        for (int b = 0; b < 8; ++b) {
+            const int32_t sum = sum_of(out->q + b * 32, 32);
+            bytes[b]     = static_cast<int8_t>(sum & 127);
+            bytes[8 + b] = static_cast<int8_t>((sum - (sum & 127)) / 128);
+        }
+        __builtin_memcpy(out->sum, bytes, sizeof(bytes));
     } else {
         for (int b = 0; b < 4; ++b) {
             const int32_t low = sum_of(out->q + b * 64, 32), high = sum_of(out->q + b * 64 + 32, 32);
@@ -103,14 +113,28 @@ template <class V> struct unpacker {
         if (at * 4 % 64 == 0) __builtin_prefetch(p + 2 * ahead, 0, 2);
         return V::load(p);
     }
-    void put(int group, ints x) const { V::store(out.q[group] + at * 4, x); }
+    // The word of packed values, to be put in one group of the same parity or more.
+    ints values(int i) const {
+        if constexpr (V::octets) {  // both words of an even and an odd i, of the first rows or of the others
+            return i % 2 ? V::zip_high(word(i - 1), word(i)) : V::zip_low(word(i), word(i + 1));
+        } else {
+            return word(i);
+        }
+    }
+    void put(int group, ints x) const {
+        if constexpr (V::octets) {
+            V::store(out.q[group & ~1] + at * 8 + group % 2 * 4 * V::lanes, x);
+        } else {
+            V::store(out.q[group] + at * 4, x);
+        }
+    }
     void put_scale(int b, floats x) const { V::store(out.scale[b] + at, x); }
 
     void q4_0(int n_sub) const {
         const ints mask = V::splat(0x0f0f0f0f);
         for (int b = 0; b < n_sub; ++b) {
             for (int i = 0; i < 4; ++i) {
-                const ints x = word(b * 4 + i);
+                const ints x = values(b * 4 + i);
                 put(b * 8 + i, V::bit_and(x, mask));
                 put(b * 8 + 4 + i, V::bit_and(V::template shift_right<4>(x), mask));
             }
@@ -121,7 +145,7 @@ template <class V> struct unpacker {
     void q8_0(int n_sub) const {
         const ints flip = V::splat(V::q8_offset == 0 ? 0 : static_cast<int32_t>(0x80808080));
         for (int b = 0; b < n_sub; ++b) {
-            for (int i = 0; i < 8; ++i) put(b * 8 + i, V::bit_xor(word(b * 8 + i), flip));
+            for (int i = 0; i < 8; ++i) put(b * 8 + i, V::bit_xor(values(b * 8 + i), flip));
             put_scale(b, V::halves(scales + b * panel_rows * 2 + at * 2));
         }
     }
@@ -135,14 +159,24 @@ template <class V> struct unpacker {
         put_scale(b + 3, V::mul(d, V::to_floats(V::template shift_right<24>(bytes))));
     }
 
-    // Bytes 0 to 3 of a word, as two pairs of 16 bits.
-    void put_mins(int i, ints bytes) const {
-        const ints low = V::splat(0xff), high = V::splat(0xff0000);
-        const auto pair = [&](ints x) {  // bytes 0 and 1
-            return V::bit_or(V::bit_and(x, low), V::bit_and(V::template shift_left<8>(x), high));
-        };
-        V::store(out.min[i] + at * 2, pair(bytes));
-        V::store(out.min[i + 1] + at * 2, pair(V::template shift_right<16>(bytes)));
+    // The minima of eight sub-blocks, the bytes of two words: as pairs of 16 bits, or as bytes.
+    void put_mins(ints first, ints second) const {
+        if constexpr (V::octets) {
+            V::store(out.min[0] + at * 4, V::zip_low(first, second));
+            V::store(out.min[0] + at * 4 + 2 * V::lanes, V::zip_high(first, second));
+        } else if constexpr (V::byte_mins) {
+            V::store(out.min[0] + at * 2, first);
+            V::store(out.min[1] + at * 2, second);
+        } else {
+            const ints low = V::splat(0xff), high = V::splat(0xff0000);
+            const auto pair = [&](ints x) {  // bytes 0 and 1
+                return V::bit_or(V::bit_and(x, low), V::bit_and(V::template shift_left<8>(x), high));
+            };
+            V::store(out.min[0] + at * 2, pair(first));
+            V::store(out.min[1] + at * 2, pair(V::template shift_right<16>(first)));
+            V::store(out.min[2] + at * 2, pair(second));
+            V::store(out.min[3] + at * 2, pair(V::template shift_right<16>(second)));
+        }
     }
 
     // q4_k, q5_k: word 0 holds d and dmin, words 1 to 3 hold eight scales and eight minima of 6 bits.
@@ -152,10 +186,9 @@ template <class V> struct unpacker {
         const floats d = V::low_halves(word(0));
         V::store(out.min_scale + at, V::low_halves(V::template shift_right<16>(word(0))));
         put_scales(0, V::bit_and(a, low6), d);
-        put_mins(0, V::bit_and(b, low6));
         put_scales(4, V::bit_or(V::bit_and(c, low4), V::bit_and(V::template shift_right<2>(a), high2)), d);
-        put_mins(2, V::bit_or(V::bit_and(V::template shift_right<4>(c), low4),
-                              V::bit_and(V::template shift_right<2>(b), high2)));
+        put_mins(V::bit_and(b, low6), V::bit_or(V::bit_and(V::template shift_right<4>(c), low4),
+                                                V::bit_and(V::template shift_right<2>(b), high2)));
     }
 
     void q4_k() const {
@@ -163,7 +196,7 @@ template <class V> struct unpacker {
         const ints mask = V::splat(0x0f0f0f0f);
         for (int j = 0; j < 4; ++j) {
             for (int i = 0; i < 8; ++i) {
-                const ints x = word(4 + j * 8 + i);
+                const ints x = values(4 + j * 8 + i);
                 put(j * 16 + i, V::bit_and(x, mask));
                 put(j * 16 + 8 + i, V::bit_and(V::template shift_right<4>(x), mask));
             }
@@ -173,7 +206,7 @@ template <class V> struct unpacker {
     template <int J> void q5_k_quarter() const {
         const ints low4 = V::splat(0x0f0f0f0f), bit0 = V::splat(0x01010101);
         for (int i = 0; i < 8; ++i) {
-            const ints x = word(12 + J * 8 + i), fifth = word(4 + i);
+            const ints x = values(12 + J * 8 + i), fifth = values(4 + i);
             const ints even = V::bit_and(V::template shift_right<2 * J>(fifth), bit0);
             const ints odd  = V::bit_and(V::template shift_right<2 * J + 1>(fifth), bit0);
             put(J * 16 + i, V::bit_or(V::bit_and(x, low4), V::template shift_left<4>(even)));
@@ -206,7 +239,7 @@ template <class V> struct unpacker {
         }
         for (int half = 0; half < 2; ++half) {
             for (int i = 0; i < 8; ++i) {
-                const ints a = word(half * 16 + i), b = word(half * 16 + 8 + i), high = word(32 + half * 8 + i);
+                const ints a = values(half * 16 + i), b = values(half * 16 + 8 + i), high = values(32 + half * 8 + i);
                 const int  group = half * 32 + i;
                 put(group, V::bit_or(V::bit_and(a, low4), V::bit_and(V::template shift_left<4>(high), high2)));
                 put(group + 8, V::bit_or(V::bit_and(b, low4), V::bit_and(V::template shift_left<2>(high), high2)));
@@ -287,10 +320,17 @@ void tile(const weights & w, int n_sub, int at, const act_block * a, float (*out
     }
 }
 
+// The products of all lanes; an instruction set may have its own (neon.h).
+template <class V, weight_type Type, int T> struct tile_row {
+    static void run(const weights & w, int n_sub, const act_block * a, float (*out)[panel_rows]) {
+        for (int at = 0; at < panel_rows; at += V::wide * V::lanes) tile<V, Type, T>(w, n_sub, at, a, out);
+    }
+};
+
 template <class V, weight_type Type, int T>
 void tile_of(int size, const weights & w, int n_sub, const act_block * a, float (*out)[panel_rows]) {
     if (size == T) {
-        for (int at = 0; at < panel_rows; at += V::wide * V::lanes) tile<V, Type, T>(w, n_sub, at, a, out);
+        tile_row<V, Type, T>::run(w, n_sub, a, out);
     } else if constexpr (T > 1) {
         tile_of<V, Type, T - 1>(size, w, n_sub, a, out);
     }
@@ -300,7 +340,7 @@ void tile_of(int size, const weights & w, int n_sub, const act_block * a, float 
 template <class V, weight_type Type>
 void tiles(const weights & w, int n_sub, const act_block * a, int n, float (*out)[panel_rows]) {
     for (int left = (n + V::max_tile - 1) / V::max_tile; left > 0; --left) {
-        const int size = (n + left - 1) / left;
+        const int even = (n + left - 1) / left, size = V::octets && even % 2 && even < n ? even + 1 : even;
         tile_of<V, Type, V::max_tile>(size, w, n_sub, a, out);
         n -= size;
         a += size;

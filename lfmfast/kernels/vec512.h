@@ -14,6 +14,7 @@ struct vec {
     static constexpr int lanes    = 16;
     static constexpr int max_tile = 6;
     static constexpr int wide     = 2;
+    static constexpr bool octets = false, byte_mins = false;  // where the values and minima of a row lie (neon.h)
 
     static ints load(const void * p) { return _mm512_loadu_si512(p); }
     static void store(void * p, ints x) { _mm512_storeu_si512(p, x); }
