@@ -28,6 +28,9 @@ inline std::string with_reason(const std::string & what) {
     return reason.empty() ? what : what + ": " + reason;
 }
 
+// The variant of the CPU backend that start_backends() chose ("haswell"), or "built in" where there is but one.
+std::string cpu_variant();
+
 // Whether the CPU backend was compiled with this feature, by ggml's name for it ("AMX_INT8").
 bool cpu_feature(const char * name);
 

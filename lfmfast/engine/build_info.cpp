@@ -16,6 +16,16 @@ namespace {
 
 const std::string kernel_prefix = "LFMFAST_";
 
+// Flags that the CPU backend in use was compiled with. LFMFAST_CPU_FLAGS is "|NAME FLAGS|NAME FLAGS|", a part for each variant,
+// or only "FLAGS".
+std::string cpu_flags() {
+    const std::string flags = LFMFAST_CPU_FLAGS, name = "|" + cpu_variant() + " ";
+    if (flags.compare(0, 1, "|") != 0) return flags;
+    const size_t at = flags.find(name);
+    if (at == std::string::npos) return "";
+    return flags.substr(at + name.size(), flags.find('|', at + 1) - at - name.size());
+}
+
 // What the CPU backend was compiled with, in ggml's own names.
 std::string compiled_features() {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -105,7 +115,8 @@ std::vector<std::pair<std::string, std::string>> build_info() {
         {"llama_cpp", LFMFAST_LLAMA_BUILD},
         {"compiler", LFMFAST_COMPILER},
         {"build_type", LFMFAST_BUILD_TYPE},
-        {"cpu_flags", LFMFAST_CPU_FLAGS},
+        {"cpu_variant", cpu_variant()},
+        {"cpu_flags", cpu_flags()},
         {"cpu_features_compiled", compiled_features()},
         {"cpu_features_found", found_features()},
         {"kernels", kernel_set()},

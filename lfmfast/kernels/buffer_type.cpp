@@ -16,7 +16,21 @@
 #endif
 
 #ifdef LFMFAST_BACKEND_DL
-extern "C" int ggml_backend_score(void);
+extern "C" {
+GGML_BACKEND_API int ggml_backend_score(void);
+GGML_BACKEND_API int lfmfast_cpu_score(void);
+}
+
+// How well this variant of the CPU backend suits the machine; 0: not at all. ggml asks the CPU only, and the operating system
+// must save the wide registers, too.
+int lfmfast_cpu_score() {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    if (ggml_cpu_has_avx() && !__builtin_cpu_supports("avx")) return 0;
+    if (ggml_cpu_has_avx512() && !__builtin_cpu_supports("avx512f")) return 0;
+#endif
+    return ggml_backend_score();
+}
 #endif
 
 namespace lfmfast::kernels {
@@ -172,10 +186,10 @@ ggml_backend_buffer_type_t buffer_type() {
     return &type;
 }
 
-// Whether the CPU can run the rest of this library: ggml also loads variants of its backend that it can't, to rate them.
+// Whether the CPU can run the rest of this library: variants of the backend that it can't are loaded, too, to rate them.
 bool usable() {
 #ifdef LFMFAST_BACKEND_DL
-    return ggml_backend_score() != 0;
+    return lfmfast_cpu_score() != 0;
 #else
     return true;
 #endif
