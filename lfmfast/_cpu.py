@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 
-__all__ = ["default_cache_bytes", "default_threads", "memory_bytes"]
+__all__ = ["cpu_count", "default_cache_bytes", "default_threads", "memory_bytes", "threads_of"]
 
 
 def default_threads() -> int:
@@ -14,9 +14,29 @@ def default_threads() -> int:
 
     Two threads on one core's two hardware threads make a matrix product slower, not faster.
     """
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = {_core(cpu) for cpu in cpus}
-    return max(1, min(len(cores), _quota(), 512))
+    return max(1, min(_n_cores(), _quota(), 512))
+
+
+def threads_of(cpus: float) -> int:
+    """Threads for a share of this machine: of so many CPUs as the system counts them, the physical cores.
+
+    >>> threads_of(0.5)
+    1
+    """
+    return max(1, min(int(cpus * _n_cores() / cpu_count()), default_threads()))
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use, as the system counts them."""
+    return len(_cpus())
+
+
+def _cpus() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _n_cores() -> int:
+    return len({_core(cpu) for cpu in _cpus()})
 
 
 def _core(cpu: int) -> object:

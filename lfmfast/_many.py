@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from lfmfast._engine import Stream as NativeStream
     from lfmfast.model import Model
 
-__all__ = ["Prepare", "answers", "collect", "of_prompt", "of_prompts", "of_requests"]
+__all__ = ["OF_PROMPT", "Prepare", "answers", "collect", "of_prompt", "of_prompts", "of_requests"]
 
 #: Gives a request, when it is about to be submitted.
 Prepare = Callable[[], tuple[Asked, Options]]
 Answers = Generator[tuple[int, Completion | Exception], None, None]
 
-_OF_PROMPT = ("continue_final_message", "template_options")
+#: Options that are about the prompt.
+OF_PROMPT = ("continue_final_message", "template_options")
 
 
 def answers(model: Model, requests: Iterable[Prepare | None], limit: int) -> Answers:
@@ -142,7 +143,7 @@ def collect(coming: Answers, n: int, progress: Callable[[int, int], object] | No
 def of_prompts(model: Model, prompts: Iterable[Any], options: Mapping[str, Any]) -> Iterator[Prepare]:
     """One request for each prompt, with the same options; these are checked here."""
     given = dict(options)
-    asking = {name: given.pop(name) for name in _OF_PROMPT if name in given}
+    asking = {name: given.pop(name) for name in OF_PROMPT if name in given}
     checked = model._options(**given)
     asking |= _shown(given, checked)
     return (lambda prompt=prompt: (model._asked(prompt, **asking), checked) for prompt in prompts)  # type: ignore[misc]
@@ -169,7 +170,7 @@ def of_requests(model: Model, requests: Iterable[tuple[Any, Mapping[str, Any]] |
     def prepare(prompt: Any, options: Mapping[str, Any]) -> tuple[Asked, Options]:
         nonlocal last
         given = dict(options)
-        asking, seed = {name: given.pop(name) for name in _OF_PROMPT if name in given}, given.pop("seed", None)
+        asking, seed = {name: given.pop(name) for name in OF_PROMPT if name in given}, given.pop("seed", None)
         key = repr(given)
         if last is None or last[0] != key:
             last = key, model._options(**given)

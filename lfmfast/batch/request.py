@@ -116,15 +116,16 @@ class Form:
 
     def read(self, record: Record) -> Request:
         """The request in a record; of one that is wrong, its error."""
-        request = Request(record.number, record.size, seed=self._seed(record.number))
+        request = Request(record.number, record.size, seed=self.seed_of(record.number))
         try:
             self._fill(request, record.read(), is_row=record.values is not None)
         except (ParameterError, RecursionError) as error:
             request.error = error
         return request
 
-    def _seed(self, number: int) -> int:
-        digest = hashlib.blake2b(f"{self.seed}:{number}".encode(), digest_size=8).digest()
+    def seed_of(self, name: object) -> int:
+        """The seed of the record with this number, or whatever else tells it from others."""
+        digest = hashlib.blake2b(f"{self.seed}:{name}".encode(errors="surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "big") % SEEDS
 
     def _fill(self, request: Request, values: dict[str, Any], is_row: bool) -> None:
@@ -184,7 +185,7 @@ class Form:
         if isinstance(value, str):
             return value if self.raw else [{"role": "user", "content": value}]
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value) and not self.raw:
-            return [{name: part for name, part in item.items() if part is not None} for item in value]
+            return _without_nulls(value)
         raise ParameterError(f"the prompt must be a text{'' if self.raw else ' or messages'}, not {_show(value)}")
 
     def _of_line(self, request: Request, values: dict[str, Any], is_row: bool) -> dict[str, Any]:
@@ -194,7 +195,7 @@ class Form:
                 " (--prompt-column and --template take other names)" if "messages" not in given else ", not both"))
         messages, prompt = given.pop("messages", None), given.pop("prompt", None)
         if messages is not None:
-            request.prompts = [_messages(messages)]
+            request.prompts = [_without_nulls(messages) if is_row else _messages(messages)]
         elif isinstance(prompt, str) or _is_ids(prompt):
             request.prompts = [prompt]
         else:
@@ -264,6 +265,11 @@ def _messages(value: Any) -> list[Any]:
         raise ParameterError("messages are missing" if value is None else
                              f"messages must be an array of objects that is not empty, not {_show(value)}")  # fmt: skip
     return value
+
+
+def _without_nulls(value: Any) -> list[Any]:
+    """Messages of a table, where each has all the fields that any of them has."""
+    return [{name: part for name, part in item.items() if part is not None} for item in _messages(value)]
 
 
 def _is_ids(value: Any) -> bool:
