@@ -1,6 +1,7 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """llama_context and llama_batch, with everything checked that would make ggml end the process."""
 
+cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_WRITABLE
 from libc.stdint cimport int64_t, uint8_t
 from libcpp cimport bool as cbool
@@ -27,6 +28,7 @@ cdef class Batch:
         Sequences that one token can belong to.
     """
     cdef cpp.batch * _batch
+    cdef int _n_readers  # calls of Context.decode that work on it
 
     def __cinit__(self, int64_t n_tokens_max=2048, int64_t n_seq_max=1):
         self._batch = new cpp.batch(n_tokens_max, n_seq_max)
@@ -37,7 +39,9 @@ cdef class Batch:
     def add(self, int64_t token, int64_t pos, seq_ids=0, *, bint output=False):
         """Add one token at position `pos` of one sequence or several; `output`: its logits are wanted."""
         cdef vector[int64_t] ids = [seq_ids] if isinstance(seq_ids, int) else seq_ids
-        self._batch.add(token, pos, ids, output)
+        with cython.critical_section(self):
+            self.check_unread()
+            self._batch.add(token, pos, ids, output)
 
     def extend(self, tokens, int64_t pos, int64_t seq_id=0, *, output="last"):
         """Add consecutive tokens of one sequence, from position `pos` on; `output`: "last", "all" or "none"."""
@@ -45,12 +49,22 @@ cdef class Batch:
             raise ParameterError(f'output must be "last", "all" or "none", not {output!r}')
         cdef vector[int64_t] ids = [seq_id]
         cdef vector[int64_t] values = tokens
+        cdef cbool all_ = output == "all", last = output == "last"
         cdef size_t i
-        for i in range(values.size()):
-            self._batch.add(values[i], pos + <int64_t>i, ids, output == "all" or (output == "last" and i + 1 == values.size()))
+        with cython.critical_section(self):
+            self.check_unread()
+            for i in range(values.size()):
+                self._batch.add(values[i], pos + <int64_t>i, ids, all_ or (last and i + 1 == values.size()))
 
     def clear(self):
-        self._batch.clear()
+        with cython.critical_section(self):
+            self.check_unread()
+            self._batch.clear()
+
+    cdef int check_unread(self) except -1:
+        if self._n_readers:
+            raise BusyError("another thread is decoding this batch")
+        return 0
 
     @property
     def capacity(self):
@@ -58,10 +72,12 @@ cdef class Batch:
 
     @property
     def n_outputs(self):
-        return self._batch.n_outputs()
+        with cython.critical_section(self):
+            return self._batch.n_outputs()
 
     def __len__(self):
-        return self._batch.size()
+        with cython.critical_section(self):
+            return self._batch.size()
 
 
 cdef class _Logits:
@@ -88,7 +104,8 @@ cdef class _Logits:
 
     def __dealloc__(self):
         if self._context is not None:
-            self._context._n_views -= 1
+            with cython.critical_section(self._context):
+                self._context._n_views -= 1
 
 
 cdef class Context:
@@ -156,17 +173,19 @@ cdef class Context:
 
     cdef shared_ptr[cpp.context] alive(self) except *:
         check_pid(self._pid, "context")
-        if not self._context:
+        cdef shared_ptr[cpp.context] context
+        with cython.critical_section(self):
+            context = self._context
+        if not context:
             raise ClosedError("the context was closed")
-        return self._context
+        return context
 
-    cdef shared_ptr[cpp.context] writable(self) except *:
-        # For what overwrites or frees the logits.
-        cdef shared_ptr[cpp.context] context = self.alive()
+    cdef int check_unseen(self) except -1:
+        # Before what overwrites or frees the logits; in a critical section.
         if self._n_views:
             raise BufferError(f"{self._n_views} array(s) still show the logits of the last decode; delete them or copy what "
                               "you need (logits.copy()) before this call")
-        return context
+        return 0
 
     def __dealloc__(self):
         cdef shared_ptr[cpp.context] * _leaked
@@ -178,11 +197,14 @@ cdef class Context:
 
     def close(self):
         """Free the context; BufferError while logits arrays live. May be called twice."""
-        if not self._context:
-            return
-        cdef shared_ptr[cpp.context] last = self.writable()
+        cdef shared_ptr[cpp.context] last
+        with cython.critical_section(self):
+            if not self._context:
+                return
+            check_pid(self._pid, "context")
+            self.check_unseen()
+            last.swap(self._context)
         last.get().abort()
-        self._context.reset()
         with nogil:
             last.reset()
 
@@ -195,7 +217,8 @@ cdef class Context:
 
     @property
     def closed(self):
-        return not self._context
+        with cython.critical_section(self):
+            return not self._context
 
     @property
     def model(self):
@@ -238,14 +261,21 @@ cdef class Context:
             llama.cpp failed; likewise.
         BufferError
             An array of the last logits is still alive.
+
+        While it runs, changing the batch is a BusyError.
         """
-        cdef shared_ptr[cpp.context] context = self.writable()
-        self._n_writers += 1
+        cdef shared_ptr[cpp.context] context = self.alive()
+        with cython.critical_section(self, batch):
+            self.check_unseen()
+            self._n_writers += 1
+            batch._n_readers += 1
         try:
             with nogil:
                 context.get().decode(batch._batch[0])
         finally:
-            self._n_writers -= 1
+            with cython.critical_section(self, batch):
+                self._n_writers -= 1
+                batch._n_readers -= 1
             forward_logs()
 
     def abort(self):
@@ -259,11 +289,12 @@ cdef class Context:
         It shows llama.cpp's own buffer. While it, or a view of it, lives, the context refuses to decode or close.
         """
         cdef shared_ptr[cpp.context] context = self.alive()
-        if self._n_writers:
-            raise BusyError("another thread is decoding on this context")
         cdef _Logits owner = _Logits.__new__(_Logits)
-        owner._context = self  # from here on nothing can overwrite the buffer until `owner` is gone
-        self._n_views += 1
+        with cython.critical_section(self):
+            if self._n_writers:
+                raise BusyError("another thread is decoding on this context")
+            owner._context = self  # from here on nothing can overwrite the buffer until `owner` is gone
+            self._n_views += 1
         cdef const float * data
         with nogil:
             data = context.get().logits()

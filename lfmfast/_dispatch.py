@@ -45,6 +45,7 @@ class Dispatcher:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.requests: dict[int, Request] = {}
         self.closed = False
+        self._closing = threading.Lock()  # who takes it closes; it is never given back
         self.pid = os.getpid()
         self._ids = itertools.count()
         self._loop = weakref.ref(loop)
@@ -115,7 +116,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Cancel what is left and free everything; called when the loop is closed and at the end of the process."""
-        if self.closed or self.pid != os.getpid():
+        if self.pid != os.getpid() or not self._closing.acquire(blocking=False):
             return
         self.closed = True
         self.mailbox.close()

@@ -1,6 +1,7 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The engine: submit requests, wait for their pieces, cancel."""
 
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
@@ -42,14 +43,16 @@ cdef class Stream:
         with nogil:
             done = self._stream.get().wait(50, pieces)
         PyErr_CheckSignals()
-        self.done = done
+        if done:
+            self.done = True
         return self.listed(pieces)
 
     def poll(self):
         """What :meth:`wait` gives, without waiting: for a consumer that a :class:`Mailbox` tells of news."""
         check_pid(self._pid, "stream")
         cdef vector[cpp.piece] pieces
-        self.done = self._stream.get().wait(0, pieces)
+        if self._stream.get().wait(0, pieces):
+            self.done = True
         return self.listed(pieces)
 
     cdef list listed(self, vector[cpp.piece] & pieces):
@@ -201,9 +204,12 @@ cdef class Engine:
 
     cdef shared_ptr[cpp.engine] alive(self) except *:
         check_pid(self._pid, "model")
-        if not self._engine:
+        cdef shared_ptr[cpp.engine] engine
+        with cython.critical_section(self):
+            engine = self._engine
+        if not engine:
             raise ClosedError("the model was closed")
-        return self._engine
+        return engine
 
     def submit(self, prompt, sampling, *, suppress=(), int64_t max_tokens=-1, stop=(), int64_t n_logprobs=-1,
                bint cache_prompt=True, bint pin=False, int64_t cache_reuse=0, int32_t priority=0, int64_t max_prompt_ms=-1,
@@ -280,7 +286,8 @@ cdef class Engine:
         request.guide.thought_tokens = thought_tokens
         request.guide.thought_end = thought_end
         if grammar is not None:
-            request.guide.constraint = cpp.copy_grammar(grammar._grammar)
+            with cython.critical_section(grammar):
+                request.guide.constraint = cpp.copy_grammar(grammar._grammar)
         request.guide.lazy = lazy
         request.guide.single_call = single_call
         if mailbox is not None:
@@ -360,13 +367,15 @@ cdef class Engine:
 
     @property
     def closed(self):
-        return not self._engine
+        with cython.critical_section(self):
+            return not self._engine
 
     def close(self):
         """Cancel all requests, end the thread, free the context. May be called twice."""
         check_pid(self._pid, "model")
-        cdef shared_ptr[cpp.engine] last = self._engine
-        self._engine.reset()
+        cdef shared_ptr[cpp.engine] last
+        with cython.critical_section(self):
+            last.swap(self._engine)
         if last:
             with nogil:
                 last.get().close()

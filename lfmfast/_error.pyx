@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 from libc.stdint cimport int64_t
 from libcpp.string cimport string
 

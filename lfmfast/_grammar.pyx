@@ -1,7 +1,10 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """Grammars for constrained answers: llguidance's matcher, for the engine to call without Python."""
 
 import ctypes
+import glob
+import importlib.util
+import os
 
 from libc.stdint cimport int32_t, uintptr_t
 from libcpp cimport bool as cbool
@@ -83,9 +86,14 @@ cdef class Grammar:
 
 
 cdef int fill_api(cpp.llg_api * api) except -1:
-    import llguidance._lib as lib
-
-    library = ctypes.CDLL(lib.__file__)
+    # Its library alone: to import the module of a version without free threading would switch the GIL on.
+    package = importlib.util.find_spec("llguidance")
+    found = [] if package is None else [path for folder in package.submodule_search_locations
+                                        for path in glob.glob(os.path.join(glob.escape(folder), "_lib*"))
+                                        if path.endswith((".so", ".pyd"))]
+    if len(found) != 1:
+        raise LfmfastError(f"llguidance is not installed as it should be: its library is {found or 'missing'}")
+    library = ctypes.CDLL(found[0])
     try:
         for i, name in enumerate(_NAMES):
             (<uintptr_t *>api)[i] = <uintptr_t>ctypes.cast(getattr(library, "llg_" + name), ctypes.c_void_p).value

@@ -1,15 +1,15 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """A loaded GGUF model: metadata and vocabulary. Also the GGUF header reader, the build's facts and the log."""
 
 import logging
 import os
 
+cimport cython
 from libc.stdint cimport int32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.pair cimport pair
 from libcpp.string cimport string
-from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
 from lfmfast cimport _cpp as cpp
@@ -99,9 +99,12 @@ cdef class Model:
 
     cdef shared_ptr[cpp.model] alive(self) except *:
         check_pid(self._pid, "model")
-        if not self._model:
+        cdef shared_ptr[cpp.model] model
+        with cython.critical_section(self):
+            model = self._model
+        if not model:
             raise ClosedError("the model was closed")
-        return self._model
+        return model
 
     def __dealloc__(self):
         cdef shared_ptr[cpp.model] * _leaked
@@ -114,14 +117,16 @@ cdef class Model:
     def close(self):
         """Free the model, or do so as soon as the last context on it is closed. May be called twice."""
         check_pid(self._pid, "model")
-        cdef shared_ptr[cpp.model] last = move(self._model)
-        self._model.reset()
+        cdef shared_ptr[cpp.model] last
+        with cython.critical_section(self):
+            last.swap(self._model)
         with nogil:
             last.reset()
 
     @property
     def closed(self):
-        return not self._model
+        with cython.critical_section(self):
+            return not self._model
 
     # --- facts ---
 
@@ -258,7 +263,7 @@ cdef class Model:
         return self.alive().get().piece(token, special)
 
     def __repr__(self):
-        if not self._model:
+        if self.closed:
             return "<lfmfast.lowlevel.Model (closed)>"
         return f"<lfmfast.lowlevel.Model {self.description!r} from {self.path!r}>"
 

@@ -1,12 +1,14 @@
-# cython: language_level=3
+# cython: language_level=3, freethreading_compatible=True
 """The sampler chain: picks the next token from a row of logits."""
 
 import os
 import sys
 
+cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t
 from libcpp.memory cimport unique_ptr
+from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
 from lfmfast.errors import ParameterError, SamplingError
@@ -133,9 +135,14 @@ cdef class SamplerChain:
         cdef sampler_params native
         fill_params(native, resolved, (), _sequences(dry_breakers, n_vocab))
         cdef int32_t n = n_vocab
-        self._chain.reset(new shared_sampler(native, n))
-        self.n_vocab = n
-        self.params = resolved
+        cdef unique_ptr[shared_sampler] chain
+        chain.reset(new shared_sampler(native, n))
+        with cython.critical_section(self):
+            if self._chain.get() is not NULL:  # another thread may be sampling with it
+                raise ParameterError("a SamplerChain can't be initialised twice: make another one")
+            self.n_vocab = n
+            self.params = resolved
+            self._chain = move(chain)
 
     cdef shared_sampler * native(self) except NULL:
         if self._chain.get() is NULL:

@@ -1,4 +1,4 @@
-# cython: language_level=3, auto_pickle=False, autotestdict=False
+# cython: language_level=3, auto_pickle=False, autotestdict=False, freethreading_compatible=True
 """The C++ chat formatter. Checks and conversions of messages are in lfmfast.templates."""
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libcpp cimport bool as cbool

@@ -336,15 +336,15 @@ def _words(tree: nodes.Template) -> Iterator[str]:
             yield node.name  # type: ignore[attr-defined]
 
 
-_compiled: dict[str, CompiledTemplate | TemplateError] = {}
+_compiled: dict[str, CompiledTemplate] = {}
 
 
 def compile_template(source: str) -> CompiledTemplate:
-    """A `CompiledTemplate`; each source is compiled once."""
-    if source not in _compiled:
+    """A `CompiledTemplate`; a source that comes again is seldom compiled again."""
+    result = _compiled.get(source)
+    if result is None:
+        result = CompiledTemplate(source)
         if len(_compiled) >= 64:
             _compiled.clear()
-        _compiled[source] = CompiledTemplate(source)
-    result = _compiled[source]
-    assert isinstance(result, CompiledTemplate)
+        _compiled[source] = result
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -35,6 +36,7 @@ class Prefix:
         self.model = model
         self.tokens = tuple(tokens)
         self._pinned = pinned
+        self._releasing = threading.Lock()
 
     @property
     def n_tokens(self) -> int:
@@ -46,7 +48,8 @@ class Prefix:
 
     def release(self) -> None:
         """Let it go like everything else when there is no room. May be called twice."""
-        pinned, self._pinned = self._pinned, False
+        with self._releasing:
+            pinned, self._pinned = self._pinned, False
         if pinned:
             try:
                 self.model.engine.unpin(self.tokens)

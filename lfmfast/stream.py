@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ class Answer:
         self.end: Piece | None = None
         self.stop_string: str | None = None
         self.on_end = on_end
+        self._ending = threading.Lock()
         self.reader: ReplyReader | None = None  # None: everything is text
         self.divider: TextDivider | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -128,7 +130,8 @@ class Answer:
         return self.end
 
     def finish(self) -> None:
-        on_end, self.on_end = self.on_end, None
+        with self._ending:
+            on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end(self)
 
