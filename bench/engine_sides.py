@@ -112,10 +112,10 @@ class OurRequest(Request):
 class Ours:
     """lfmfast in this process."""
 
-    def __init__(self, model_file: str, n_threads: int) -> None:
+    def __init__(self, model_file: str, n_threads: int, n_parallel: int = N_PARALLEL, n_ctx: int = N_CTX) -> None:
         from lfmfast import Model
 
-        self.model = Model(model_file, n_ctx=N_CTX, n_threads=n_threads, n_parallel=N_PARALLEL)
+        self.model = Model(model_file, n_ctx=n_ctx, n_threads=n_threads, n_parallel=n_parallel)
 
     def ask(self, prompt: Prompt, n_tokens: int, seed: int = 1) -> Request:
         return OurRequest(self.model, prompt, n_tokens, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,13 @@ FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=OFF")
 def flags() -> list[str]:
     """CMake definitions of the peers' build."""
     return [*FLAGS, *os.environ.get("LFMFAST_BENCH_CMAKE_ARGS", "").split()]
+
+
+def build() -> str:
+    """llama.cpp's build number of that source."""
+    found = re.search(r'^build\s*=\s*"(\d+)"', (oracle.ROOT / "extern" / "llama_cpp.toml").read_text("utf8"), re.M)
+    assert found is not None
+    return found[1]
 
 
 def _pin() -> str:
