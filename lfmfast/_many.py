@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from lfmfast._engine import Stream as NativeStream
     from lfmfast.model import Model
 
-__all__ = ["OF_PROMPT", "Prepare", "answers", "collect", "of_prompt", "of_prompts", "of_requests"]
+__all__ = ["OF_PROMPT", "Prepare", "answers", "collect", "of_requests", "requests_of", "sort_key"]
 
 #: Gives a request, when it is about to be submitted.
 Prepare = Callable[[], tuple[Asked, Options]]
@@ -118,26 +119,53 @@ def _news(native: NativeStream, answer: Answer) -> Completion | Exception | None
         return error
 
 
-def collect(coming: Answers, n: int, progress: Callable[[int, int], object] | None = None,
+def sort_key(prompt: Any, tools: Any = None) -> str:
+    """Prompts with keys that begin alike begin alike: asked one after the other, they find what they share just read."""
+    if isinstance(prompt, str) and not tools:
+        return prompt
+    try:
+        return json.dumps([tools, prompt], sort_keys=True, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # it will be refused
+        return ""
+
+
+def collect(coming: Answers, order: Sequence[int], progress: Callable[[int, int], object] | None = None,
             return_errors: bool = False) -> list[Completion | Exception]:  # fmt: skip
-    """All `n` answers, in the order of their requests; whatever ends it early ends the requests.
+    """All answers, each at its place; whatever ends it early ends the requests.
 
     Parameters
     ----------
+    order : sequence of int
+        The place of each request's answer.
     progress : callable, optional
-        Called with the number of answers that are there, and `n`, after each.
+        Called with the number of answers that are there, and of all, after each.
     return_errors : bool
         An exception takes the place of its request's answer; else the first one ends everything.
     """
-    results: list[Completion | Exception | None] = [None] * n
+    results: list[Completion | Exception | None] = [None] * len(order)
     with closing(coming):
         for n_done, (i, result) in enumerate(coming, 1):
             if isinstance(result, Exception) and not return_errors:
                 raise result
-            results[i] = result
+            results[order[i]] = result
             if progress is not None:
-                progress(n_done, n)
+                progress(n_done, len(order))
     return cast("list[Completion | Exception]", results)
+
+
+def requests_of(model: Model, prompt: Any, n: int, many: bool,
+                options: Mapping[str, Any]) -> tuple[list[int], Iterator[Prepare]]:  # fmt: skip
+    """What a call of `generate` asks for, in the order in which it is submitted, and the place of each answer.
+
+    Parameters
+    ----------
+    prompt, n
+        `n` answers to one prompt, or, if there are `many`, one to each of them.
+    """
+    if not many:
+        return [*range(n)], of_prompt(model, prompt, n, options)
+    order = sorted(range(len(prompt)), key=[sort_key(one) for one in prompt].__getitem__)
+    return order, of_prompts(model, [prompt[i] for i in order], options)
 
 
 def of_prompts(model: Model, prompts: Iterable[Any], options: Mapping[str, Any]) -> Iterator[Prepare]:
@@ -169,12 +197,12 @@ def of_requests(model: Model, requests: Iterable[tuple[Any, Mapping[str, Any]] |
 
     def prepare(prompt: Any, options: Mapping[str, Any]) -> tuple[Asked, Options]:
         nonlocal last
-        given = dict(options)
+        known, given = last, dict(options)
         asking, seed = {name: given.pop(name) for name in OF_PROMPT if name in given}, given.pop("seed", None)
         key = repr(given)
-        if last is None or last[0] != key:
-            last = key, model._options(**given)
-        checked = last[1]
+        if known is None or known[0] != key:
+            known = last = key, model._options(**given)
+        checked = known[1]
         if seed is not None:
             checked = replace(checked, params=checked.params.merged(seed=seed))
         return model._asked(prompt, **asking, **_shown(given, checked)), checked

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
+from lfmfast import _many
 from lfmfast._dispatch import Request
 from lfmfast._request import needs_grammar
 from lfmfast.chat import Chat
@@ -264,57 +266,21 @@ class AsyncModel:
             raise ParameterError(f"n is for a single prompt, and these are {len(prompt)}: put each prompt in the list n times")
         if not many and n == 1 and progress is None and not return_errors:
             return await _whole(self.stream(prompt, **options))
-        requests = [(item, options) for item in (prompt if many else [prompt] * n)]
-        if n > 1:
-            of_prompt = ("continue_final_message", "template_options")
-            seed = self.model._options(**{k: v for k, v in options.items() if k not in of_prompt}).params.seed
-            if seed is not None and seed >= 0:
-                requests = [(prompt, {**options, "seed": (seed + i) % (2**32 - 1)}) for i in range(n)]
-        results = await self._generate_many(requests, progress, return_errors)
-        return results if many or n > 1 else results[0]
-
-    async def _generate_many(self, requests: list[tuple[Any, dict[str, Any]]], progress: Progress | None,
-                             return_errors: bool) -> list[Completion | Exception]:  # fmt: skip
-        results: list[Completion | Exception | None] = [None] * len(requests)
-        waiting, running = deque(range(len(requests))), dict[asyncio.Task[Completion], int]()
+        model, grammar = self.model, needs_grammar(options.get("tools"), options)
+        made = functools.partial(_many.requests_of, model, prompt, n, many, options)
+        order, requests = await asyncio.to_thread(made) if grammar else made()
+        long = [grammar or _size(prompt[i] if many else prompt) > LONG_PROMPT for i in order]
+        results: list[Completion | Exception | None] = [None] * len(order)
         n_done = 0
-
-        def done(i: int, result: Completion | Exception) -> None:
-            nonlocal n_done
-            if isinstance(result, QueueFullError):  # by others' requests: again in a moment
-                waiting.appendleft(i)
-                return
-            if isinstance(result, Exception) and not return_errors:
-                raise result
-            results[i] = result
-            n_done += 1
-            if progress is not None:
-                progress(n_done, len(requests))
-
-        try:
-            while waiting or running:
-                is_full = False
-                while waiting and len(running) < self.model._n_ahead and not is_full:
-                    i = waiting.popleft()
-                    try:
-                        prompt, options = requests[i]
-                        running[asyncio.ensure_future(_whole(self.stream(prompt, **options)))] = i
-                    except Exception as error:
-                        is_full = isinstance(error, QueueFullError)
-                        done(i, error)
-                if running:
-                    finished, _ = await asyncio.wait(running, timeout=0.05 if is_full else None,
-                                                     return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-                    for task in finished:
-                        failure = task.exception()
-                        done(running.pop(task), task.result() if failure is None else cast(Exception, failure))
-                elif waiting:
-                    await asyncio.sleep(0.01)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-        return cast("list[Completion | Exception]", results)
+        async with contextlib.aclosing(_answers(model, zip(requests, long, strict=True))) as coming:
+            async for i, result in coming:
+                if isinstance(result, Exception) and not return_errors:
+                    raise result
+                results[order[i]] = result
+                n_done += 1
+                if progress is not None:
+                    progress(n_done, len(order))
+        return results if many or n > 1 else results[0]
 
     def chat(self, system: str | None = None, *, tools: Sequence[Any] | None = None, messages: Iterable[Message] = (),
              **template_options: Any) -> AsyncChat:  # fmt: skip
@@ -400,6 +366,59 @@ def say(chat: Chat, content: Said, prefill: str | None, options: dict[str, Any])
 
     long = _size([*said, *chat._messages[chat._n_known :]]) > LONG_PROMPT or needs_grammar(chat.tools, options)
     return AsyncStream(Request(chat.model, make, long=long, chat=chat))
+
+
+async def _answers(
+    model: Model, requests: Iterator[tuple[_many.Prepare, bool]]
+) -> AsyncGenerator[tuple[int, Completion | Exception]]:
+    """As :func:`lfmfast._many.answers`, in an event loop.
+
+    Parameters
+    ----------
+    requests : iterator of (callable, bool)
+        With each, whether it takes so long that it must not be done in the loop.
+    """
+    again = deque[tuple[int, _many.Prepare, bool]]()
+    running: dict[asyncio.Task[Completion], tuple[int, _many.Prepare, bool]] = {}
+    coming = ((i, *request) for i, request in enumerate(requests))
+    try:
+        while True:
+            is_full = False
+            while len(running) < model._n_ahead and not is_full:
+                job = again.popleft() if again else next(coming, None)
+                if job is None:
+                    break
+                try:
+                    running[asyncio.ensure_future(_whole(_begun(model, *job[1:])))] = job
+                except QueueFullError:  # by others' requests: again in a moment
+                    again.appendleft(job)
+                    is_full = True
+                except Exception as error:
+                    yield job[0], error
+            if not running and not again:
+                return
+            if not running:
+                await asyncio.sleep(0.01)
+                continue
+            done, _ = await asyncio.wait(running, timeout=0.05 if is_full else None, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                job, failure = running.pop(task), task.exception()
+                if isinstance(failure, QueueFullError):
+                    again.appendleft(job)
+                else:
+                    yield job[0], task.result() if failure is None else cast(Exception, failure)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _begun(model: Model, prepare: _many.Prepare, long: bool) -> AsyncStream:
+    def make(submit: Callable[..., NativeStream]) -> NativeStream:
+        asked, checked = prepare()
+        return submit(asked, checked=checked)
+
+    return AsyncStream(Request(model, make, long=long))
 
 
 async def _whole(stream: AsyncStream) -> Completion:

@@ -473,8 +473,9 @@ class Model(ModelFile):
         return Stream(self._native_stream(asked, answer, **options), answer)
 
     def _native_stream(self, asked: Asked, answer: Answer, *, mailbox: Mailbox | None = None, mailbox_id: int = 0,
-                       **options: Any) -> NativeStream:  # fmt: skip
-        return self._begin(asked, answer, self._options(**{"tools": asked.tools, **options}), mailbox, mailbox_id)
+                       checked: Options | None = None, **options: Any) -> NativeStream:  # fmt: skip
+        checked = self._options(**{"tools": asked.tools, **options}) if checked is None else checked
+        return self._begin(asked, answer, checked, mailbox, mailbox_id)
 
     def _options(self, **options: Any) -> Options:
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lfmfast import Completion, Model, ParameterError
+from lfmfast import AsyncModel, Completion, Model, ParameterError, TemplateError
 from lfmfast.batch import Form, Output, open_source, run
 
 PARIS = [{"role": "user", "content": "What is the capital of France?"}]
@@ -86,6 +87,28 @@ def test_a_recorded_seed_gives_the_answer_again(lfm2_tiny: Model, tmp_path: Path
     for line in seen:
         for text, seed in zip(line["text"], line["seed"], strict=True):
             assert lfm2_tiny.generate("Once", seed=seed, **wild).text == text
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_many_prompts_are_asked_as_those_of_a_file(lfm2_tiny: Model, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    asked: list[Any] = []
+    encode = Model._asked
+    monkeypatch.setattr(Model, "_asked", lambda self, prompt, **how: (asked.append(prompt), encode(self, prompt, **how))[1])
+    prompts = [f"{'AB'[i % 2]} {'x' * i}" for i in range(8)]
+    options: dict[str, Any] = {"max_tokens": 1, "return_errors": True}
+    if kind == "sync":
+        done = lfm2_tiny.generate([*prompts, 3, []], **options)
+        several = lfm2_tiny.generate("Once", n=3, seed=4, temperature=3.0, max_tokens=4, ignore_eos=True)
+    else:
+        model = AsyncModel(lfm2_tiny)
+        done = asyncio.run(model.generate([*prompts, 3, []], **options))
+        several = asyncio.run(model.generate("Once", n=3, seed=4, temperature=3.0, max_tokens=4, ignore_eos=True))
+    assert [prompt for prompt in asked if prompt in prompts] == sorted(prompts)
+    assert [one.usage.prompt_tokens for one in done[:8]] == [len(lfm2_tiny.encode(prompt)) for prompt in prompts]
+    assert all(isinstance(one, (ParameterError, TemplateError)) for one in done[8:])
+    for i, one in enumerate(several):
+        assert one.text == lfm2_tiny.generate("Once", seed=4 + i, temperature=3.0, max_tokens=4, ignore_eos=True).text
+    assert asked.count("Once") == 4  # the prompt of several answers is made ready once
 
 
 def test_generate_each_takes_no_more_than_it_needs(lfm2_tiny: Model) -> None:

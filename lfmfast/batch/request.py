@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from lfmfast._many import sort_key
 from lfmfast._request import FORMATS
 from lfmfast.batch.reader import Record
 from lfmfast.errors import ParameterError
@@ -148,7 +148,7 @@ class Form:
             request.seed = seed % SEEDS
         request.options = self._merged(options)
         request.prompts = [self._with_system(prompt) for prompt in request.prompts]
-        request.key = json.dumps([options.get("tools"), request.prompts], sort_keys=True, ensure_ascii=False, default=str)
+        request.key = sort_key(request.prompts[0] if len(request.prompts) == 1 else request.prompts, options.get("tools"))
 
     def _merged(self, options: dict[str, Any]) -> dict[str, Any]:
         """What the line says over what is said for all of them."""
