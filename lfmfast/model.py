@@ -373,9 +373,8 @@ class Model(ModelFile):
         if not many and n == 1 and progress is None and not return_errors:
             with self.stream(prompt, **options) as stream:
                 return stream.result()
-        requests = _many.of_prompts(self, prompt, options) if many else _many.of_prompt(self, prompt, n, options)
-        coming = _many.answers(self, requests, self._n_ahead)
-        results = _many.collect(coming, len(prompt) if many else n, progress, return_errors)
+        order, requests = _many.requests_of(self, prompt, n, many, options)
+        results = _many.collect(_many.answers(self, requests, self._n_ahead), order, progress, return_errors)
         return results if many or n > 1 else results[0]
 
     def generate_each(self, requests: Iterable[tuple[Prompt, Mapping[str, Any]] | None], *,
