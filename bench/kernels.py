@@ -1,9 +1,10 @@
-"""Our matrix products on the CPU against ggml's, in one build: the same program with LFMFAST_KERNELS=0.
+"""Our matrix products on the CPU against ggml's, in one build (the same program with LFMFAST_KERNELS=0), and OpenVINO's.
 
-    python -m bench.kernels [--shape 350M] [--quant Q4_K_M Q8_0] [--threads N] [--repeats 5] [--sequences 1 8 16]
+    python -m bench.kernels [--shape 350M] [--quant Q4_K_M Q8_0] [--threads N] [--repeats 5] [--sequences 1 8 16] [--peer none]
 
-Prefill of a prompt, and decode of several sequences in one pass, at the level of `lfmfast.lowlevel`: no sampling, no text.
-Each side runs in a process of its own, in turns.
+Prefill of a prompt, and decode of several sequences in one pass, at the level of `lfmfast.lowlevel`: no sampling, no text;
+OpenVINO's pipeline takes the most likely token. Each side runs in a process of its own, in turns. What the speed costs stands
+beside it: how far the logits differ from those of the same weights before they were quantised.
 """
 
 from __future__ import annotations
@@ -14,23 +15,32 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import modelgen
+import numpy as np
 
 from bench import report
+from bench.peers import openvino
 
 N_PREFILLED = 16  # tokens of each sequence before decode is measured
+N_JUDGED = 128    # tokens whose logits are compared
+
+
+def prompt(n: int) -> list[int]:
+    """Token ids, the same ones on all sides."""
+    tokens: list[int] = np.random.default_rng(0).integers(20, 1200, 4096)[:n].tolist()
+    return tokens
 
 
 def worker(model_file: str, n_threads: int, n_prompt: int, sequences: list[int]) -> dict[str, float]:
     """Seconds to load, and tokens per second: of the best of three prefills, of a median decode step."""
-    import numpy as np
-
     from lfmfast.lowlevel import Batch, Context, Model
 
-    tokens = np.random.default_rng(0).integers(20, 1200, 4096).tolist()
+    tokens = prompt(4096)
     begin = time.perf_counter()
     model = Model.load(model_file)
     result = {"load": time.perf_counter() - begin}
@@ -63,34 +73,85 @@ def worker(model_file: str, n_threads: int, n_prompt: int, sequences: list[int])
     return result
 
 
-def measure(kernels: str, model_file: Path, n_threads: int, n_prompt: int, sequences: list[int]) -> dict[str, float]:
-    """Run `worker` in a process of its own."""
-    command = [sys.executable, "-m", "bench.kernels", "--worker", str(model_file), "--threads", str(n_threads), "--prompt",
-               str(n_prompt), "--sequences", *map(str, sequences)]
+def logits(model_file: str, n_threads: int, target: str) -> None:
+    """Write the logits of all positions of a prompt."""
+    from lfmfast.lowlevel import Batch, Context, Model
+
+    with Context(Model.load(model_file), n_ctx=N_JUDGED, n_threads=n_threads) as context:
+        batch = Batch(N_JUDGED)
+        batch.extend(prompt(N_JUDGED), 0, output="all")
+        context.decode(batch)
+        np.save(target, context.logits)
+
+
+def run_worker(kernels: str, model_file: Path, n_threads: int, *options: str) -> str:
+    """Run `worker` or `logits` in a process of its own; returns what it printed."""
+    command = [sys.executable, "-m", "bench.kernels", "--worker", str(model_file), "--threads", str(n_threads), *options]
     done = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, env={**os.environ, "LFMFAST_KERNELS": kernels})
     if done.returncode:
         raise SystemExit(f"failed with LFMFAST_KERNELS={kernels}:\n{done.stderr[-2000:]}")
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return done.stdout
+
+
+class Side:
+    """What is measured: our kernels, ggml's, or OpenVINO (`kernels` None), which has the same shape and weights in 4 bits."""
+
+    def __init__(self, name: str, kernels: str | None, model_file: Path, args: argparse.Namespace) -> None:
+        self.name, self._kernels, self._model_file, self._args = name, kernels, model_file, args
+
+    def measure(self) -> dict[str, float]:
+        """As `worker`."""
+        args = self._args
+        if self._kernels is None:
+            return openvino.measure(args.shape, n_threads=args.threads, n_prompt=args.prompt, sequences=args.sequences)
+        printed = run_worker(self._kernels, self._model_file, args.threads, "--prompt", str(args.prompt), "--sequences",
+                             *map(str, args.sequences))  # fmt: skip
+        result: dict[str, float] = json.loads(printed.splitlines()[-1])
+        return result
+
+    def logits(self, target: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Of the first tokens of the prompt, written to `target` on the way."""
+        if self._kernels is None:
+            openvino.logits(self._args.shape, prompt(N_JUDGED), target)
+        else:
+            run_worker(self._kernels, self._model_file, self._args.threads, "--logits", str(target))
+        rows: np.ndarray[Any, np.dtype[np.float32]] = np.load(target)
+        return rows
+
+
+def print_quality(sides: list[Side], args: argparse.Namespace) -> None:
+    """How far the logits of each side point where those of the unquantised weights do: the mean cosine."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "logits.npy"
+        exact = Side("F16", "0", modelgen.bench_model(args.shape, "F16"), args).logits(file)
+        cosines = []
+        for side in sides:
+            rows = side.logits(file)
+            cosine = (rows * exact).sum(1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(exact, axis=1)
+            cosines.append(f"{side.name} {cosine.mean():.3f}")
+        print(f"  {'cosine':<12} {', '.join(cosines)} of the logits to those of the weights in F16")
 
 
 def compare(model_file: Path, args: argparse.Namespace) -> None:
-    """One model, both sides in turns."""
+    """One model, all sides in turns."""
     print(f"model      {report.file(model_file)}")
-    runs: list[tuple[dict[str, float], dict[str, float]]] = []
-    for turn in range(args.repeats + 1):
-        pair = {}
-        for kernels in (args.kernels, "0") if turn % 2 else ("0", args.kernels):
-            pair[kernels] = measure(kernels, model_file, args.threads, args.prompt, args.sequences)
-        if turn:
-            runs.append((pair[args.kernels], pair["0"]))
-    for name in runs[0][0]:
-        ours, ggml = [run[0][name] for run in runs], [run[1][name] for run in runs]
-        ratios = [a / b for a, b in zip(ours, ggml, strict=True)]
+    sides = [Side("ours", args.kernels, model_file, args), Side("ggml", "0", model_file, args)]
+    if args.peer == "openvino" and not args.model and openvino.has(args.shape):
+        sides.append(Side("openvino", None, model_file, args))
+        print(f"openvino   {openvino.SETTINGS}; {openvino.PACKAGES[1]}")
+    runs: list[dict[str, dict[str, float]]] = []
+    for turn in range(args.repeats + 1):  # the first one does not count
+        runs.append({side.name: side.measure() for side in (sides if turn % 2 else sides[::-1])})
+    for name in runs[0]["ours"]:
+        values = {side.name: [run[side.name][name] for run in runs[1:]] for side in sides}
+        ratios = [f"{report.spread([a / b for a, b in zip(values['ours'], values[side.name], strict=True)], 2)} of {side.name}"
+                  for side in sides[1:]]  # fmt: skip
         unit = "s" if name == "load" else "tokens/s"
-        sides = f"ours {report.spread(ours, 2)}, ggml {report.spread(ggml, 2)} {unit}"
-        print(f"  {name:<12} {sides}; ratio {report.spread(ratios, 2)}")
+        print(f"  {name:<12} {', '.join(f'{side} {report.spread(v, 2)}' for side, v in values.items())} {unit}; "
+              f"ratio {', '.join(ratios)}")  # fmt: skip
+    if not args.model:
+        print_quality(sides, args)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -104,8 +165,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kernels", default="1", help="for LFMFAST_KERNELS: avx512vnni, avxvnni, avx2; 1: the best here")
+    parser.add_argument("--peer", default="openvino", choices=["openvino", "none"], help="besides ggml")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--logits", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if args.worker and args.logits:
+        logits(args.worker, args.threads, args.logits)
+        return 0
     if args.worker:
         print(json.dumps(worker(args.worker, args.threads, args.prompt, args.sequences)))
         return 0
