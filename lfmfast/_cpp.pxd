@@ -40,6 +40,7 @@ cdef extern from "engine/model.h" namespace "lfmfast" nogil:
         int32_t n_ctx_train()
         int32_t n_embd()
         int32_t n_layer()
+        bool on_cpu()
         bool is_hybrid()
         bool is_recurrent()
         vector[pair[string, string]] metadata() except +raise_error
@@ -90,6 +91,7 @@ cdef extern from "engine/model.h" namespace "lfmfast" nogil:
         const string & name, const vector[pair[string, string]] & messages, bool add_generation_prompt) except +raise_error
     gguf_header cpp_read_gguf "lfmfast::read_gguf"(const string & path, uint64_t max_elements) except +raise_error
     vector[pair[string, string]] cpp_build_info "lfmfast::build_info"() except +raise_error
+    vector[string] cpp_load_plugin "lfmfast::load_plugin"(const string & path) except +raise_error
 
 
 cdef extern from "engine/context.h" namespace "lfmfast" nogil:

@@ -14,6 +14,7 @@ from libcpp.vector cimport vector
 
 from lfmfast cimport _cpp as cpp
 
+from lfmfast import _backends
 from lfmfast.errors import ClosedError, ForkError, ParameterError
 
 _logger = logging.getLogger("lfmfast")
@@ -59,7 +60,7 @@ cdef class Model:
         path : str, bytes or os.PathLike
             The file; of a split model, its first part.
         n_gpu_layers : int
-            Layers to keep on a GPU; negative: all.
+            Layers to keep on a GPU; negative: all, 0: compute on the CPU alone.
         progress : callable, optional
             Called in this thread with the loaded share, from 0.0 to 1.0. An exception in it stops loading.
 
@@ -76,6 +77,8 @@ cdef class Model:
         params.check_tensors = check_tensors
         params.repack = repack
         cdef string name = os.fsencode(path)
+        if not vocab_only:
+            _backends.load_plugins()
         forward_logs()
         cdef unique_ptr[cpp.model_loader] loader
         cdef cpp.model_loader * p = new cpp.model_loader(name, params)
@@ -95,6 +98,8 @@ cdef class Model:
             with nogil:
                 loader.reset()
             forward_logs()
+        if not vocab_only and n_gpu_layers != 0 and self.on_cpu:
+            _backends.warn_of_cpu(n_gpu_layers)
         return self
 
     cdef shared_ptr[cpp.model] alive(self) except *:
@@ -163,6 +168,11 @@ cdef class Model:
     @property
     def n_vocab(self):
         return self.alive().get().n_vocab()
+
+    @property
+    def on_cpu(self):
+        """Whether no layer is on a GPU."""
+        return bool(self.alive().get().on_cpu())
 
     @property
     def is_hybrid(self):
@@ -331,3 +341,16 @@ def native_build_info():
         info = cpp.cpp_build_info()
     forward_logs()
     return [(item.first.decode(), item.second.decode("utf-8", "replace")) for item in info]
+
+
+def load_plugin(path):
+    """Load ggml's library for a kind of device, and return the names of the devices."""
+    cdef string name = os.fsencode(path)
+    cdef vector[string] devices
+    forward_logs()
+    try:
+        with nogil:
+            devices = cpp.cpp_load_plugin(name)
+    finally:
+        forward_logs()
+    return [device.decode("utf-8", "replace") for device in devices]

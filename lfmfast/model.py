@@ -72,7 +72,8 @@ class Model(ModelFile):
     max_stall_ms : int
         How long reading a new prompt may hold up the answers that are being written at a time.
     n_gpu_layers : int
-        Layers to keep on a GPU, if there is one; negative: all.
+        Layers to keep on a GPU, if there is one; negative: all, 0: compute on the CPU alone. A RuntimeWarning says why a GPU
+        that a plugin (``lfmfast[cuda13]``) is installed for can't be used, or that there is none for a positive number.
     progress : callable, optional
         Called with the loaded share, 0.0 to 1.0.
     type_k, type_v : str

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -58,7 +59,8 @@ def _build_facts() -> Iterator[tuple[str, str]]:
         return
     del facts["version"]
     for name, value in facts.items():
-        yield name, (", " if name == "devices" else " ").join(value) if isinstance(value, list) else value
+        separator = ", " if name in ("devices", "plugins") else " "
+        yield name, separator.join(value) if isinstance(value, list) else value
 
 
 @app.callback()
@@ -81,8 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     command: Any = typer.main.get_command(app)
     try:
-        with command.make_context("lfmfast", args) as context:
-            command.invoke(context)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_where: _options.complain(f"warning: {message}")
+            with command.make_context("lfmfast", args) as context:
+                command.invoke(context)
         sys.stdout.flush()
         return 0
     except typer.Exit as exit_:

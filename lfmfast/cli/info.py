@@ -89,6 +89,8 @@ def collect(path: Path, n_ctx: int, **memory_options: Any) -> dict[str, Any]:
             "types": kernel_types,
             "share": sum(sizes[kind] for kind in kernel_types) / max(1, sum(sizes.values())),
         },
+        "devices": build["devices"],
+        "plugins": build["plugins"],
         "template": template,
         "sampling": {
             key: {"value": value, "source": source}
@@ -135,6 +137,8 @@ def show(facts: Mapping[str, Any]) -> None:
         ("parameters", _count(facts["n_params"])),
         ("tensors", ", ".join(f"{v['count']} {k} ({format_bytes(v['bytes'])})" for k, v in facts["tensors"].items())),
         ("CPU kernels", _kernels(facts["kernels"])),
+        ("devices", ", ".join(facts["devices"])),
+        *(("plugin", plugin) for plugin in facts["plugins"]),
         ("trained context", f"{metadata.get(f'{arch}.context_length', '?')} tokens"),
         ("chat format", facts["template"]),
     ]

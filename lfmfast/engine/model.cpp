@@ -100,6 +100,10 @@ model::model(const std::string & path, const model_params & params, std::atomic<
     load_state state{&progress, &cancel};
     auto       p = llama_model_default_params();
     p.n_gpu_layers = params.n_gpu_layers;
+    ggml_backend_dev_t no_device = nullptr;
+    if (params.n_gpu_layers == 0) {
+        p.devices = &no_device;  // else llama.cpp lets a GPU compute passes of many tokens, and keeps buffers there
+    }
     p.load_mode    = params.use_mmap ? (params.use_mlock ? LLAMA_LOAD_MODE_MMAP_MLOCK : LLAMA_LOAD_MODE_MMAP)
                                      : (params.use_mlock ? LLAMA_LOAD_MODE_MLOCK : LLAMA_LOAD_MODE_NONE);
     p.vocab_only      = params.vocab_only;

@@ -148,4 +148,8 @@ std::vector<std::pair<std::string, std::string>> build_info();
 // Starts llama.cpp once per process: log callback, backends of the package's own folder. Throws internal without a CPU.
 void start_backends();
 
+// Loads ggml's library for a kind of device from outside the package, and returns the names of the devices ("CUDA0").
+// Throws internal with the reason when there are none. Must not run while a model is loaded on another thread.
+std::vector<std::string> load_plugin(const std::string & path);
+
 }  // namespace lfmfast

@@ -1,0 +1,1 @@
+../../extern/LICENSE.llama.cpp
