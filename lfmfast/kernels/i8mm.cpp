@@ -59,6 +59,15 @@ template <weight_type Type, int T> struct tile_row<vec, Type, T> {
 
     static constexpr int second(int p) { return p * 2 + 1 < T ? p * 2 + 1 : T - 1; }
 
+    static void step(ints (&sum)[pairs][wide], const uint8_t * q, const two_tokens * x, int octet) {
+        int8x16_t tokens[pairs];
+        for (int p = 0; p < pairs; ++p) tokens[p] = vld1q_s8(x[p].q[octet]);
+        for (int v = 0; v < wide; ++v) {
+            const int8x16_t rows = vec::bytes(vec::load(q + v * 16));
+            for (int p = 0; p < pairs; ++p) sum[p][v] = vmmlaq_s32(sum[p][v], tokens[p], rows);
+        }
+    }
+
     static void sub_block(const weights & w, int b, int at, const two_tokens * x, floats (&acc)[pairs][wide]) {
         ints sum[pairs][wide];
         for (int p = 0; p < pairs; ++p) {
@@ -66,13 +75,9 @@ template <weight_type Type, int T> struct tile_row<vec, Type, T> {
                 sum[p][v] = has_min(Type) || Type == weight_type::q8_0 ? vec::zero() : vec::load(x[p].sum + b);
             }
         }
-        for (int octet = b * traits::groups / 2; octet < (b + 1) * traits::groups / 2; ++octet) {
-            int8x16_t tokens[pairs];
-            for (int p = 0; p < pairs; ++p) tokens[p] = vld1q_s8(x[p].q[octet]);
-            for (int v = 0; v < wide; ++v) {
-                const int8x16_t rows = vec::bytes(vec::load(w.q[octet * 2] + (at + v * 2) * 8));
-                for (int p = 0; p < pairs; ++p) sum[p][v] = vmmlaq_s32(sum[p][v], tokens[p], rows);
-            }
+        for (int octet = b * traits::groups / 2; octet < (b + 1) * traits::groups / 2; octet += 2) {
+            step(sum, w.q[octet * 2] + at * 8, x, octet);
+            step(sum, w.q[octet * 2 + 2] + at * 8, x, octet + 1);
         }
         for (int v = 0; v < wide; ++v) {
             const floats scale = vec::load_two(w.scale[b] + at + v * 2);
