@@ -1,5 +1,5 @@
 # lfmfast_kernel_sources(<variable>): the kernels' files that need no ggml, each with the flags of its instruction set. They
-# are chosen from at run time, so they are the same whatever the rest is compiled for; on other processors there are none.
+# are chosen from at run time, so they are the same whatever the rest is compiled for; elsewhere there are none.
 include(CheckCXXCompilerFlag)
 function(lfmfast_kernel_sources variable)
   set(dir "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../lfmfast/kernels")
@@ -10,8 +10,14 @@ function(lfmfast_kernel_sources variable)
   if(APPLE AND CMAKE_OSX_ARCHITECTURES)
     set(processor "${CMAKE_OSX_ARCHITECTURES}")  # for two at once there are no kernels
   endif()
-  if(processor MATCHES "^(x86_64|AMD64|amd64)$" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
-    set(avx2 ${common} -Wno-uninitialized -Wno-maybe-uninitialized -mavx2 -mfma -mf16c)  # GCC warns about its own intrinsics
+  if(MSVC OR NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
+    set(processor "")  # not tried
+  endif()
+  if(processor MATCHES "^(x86_64|AMD64|amd64)$")
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      list(APPEND common -Wno-uninitialized -Wno-maybe-uninitialized)  # it warns about its own intrinsics
+    endif()
+    set(avx2 ${common} -mavx2 -mfma -mf16c)
     set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni)
     list(APPEND sources "${dir}/avx2.cpp" "${dir}/avx512vnni.cpp")
     list(APPEND defines LFMFAST_KERNELS_X86)
@@ -23,7 +29,7 @@ function(lfmfast_kernel_sources variable)
       list(APPEND defines LFMFAST_KERNELS_AVXVNNI)
       set_property(SOURCE "${dir}/avxvnni.cpp" PROPERTY COMPILE_OPTIONS ${avx2} -mavxvnni)
     endif()
-  elseif(processor MATCHES "^(aarch64|arm64|ARM64)$" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
+  elseif(processor MATCHES "^(aarch64|arm64|ARM64)$")
     list(APPEND sources "${dir}/dotprod.cpp" "${dir}/i8mm.cpp")
     list(APPEND defines LFMFAST_KERNELS_ARM)
     set_property(SOURCE "${dir}/dotprod.cpp" PROPERTY COMPILE_OPTIONS ${common} -march=armv8.2-a+dotprod)

@@ -1,4 +1,4 @@
-"""C++ unit tests of the engine's pure files under ASan and UBSan, and under TSan where threads matter."""
+"""C++ unit tests of the pure files under ASan and UBSan, under TSan where threads matter, and on an emulated Arm CPU."""
 
 import os
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 
 HERE = Path(__file__).resolve().parent / "cpp"
@@ -29,9 +30,9 @@ def run(*command: str, env: dict[str, str] | None = None, timeout: float = 300) 
                           errors="replace", timeout=timeout, env={**os.environ, **(env or {})})
 
 
-def build(folder: Path, sanitize: str, targets: list[str]) -> Path:
+def build(folder: Path, sanitize: str, targets: list[str], *options: str) -> Path:
     done = run(tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", f"-DCMAKE_CXX_COMPILER={COMPILER}",
-               f"-DLFMFAST_SANITIZE={sanitize}", "-S", str(HERE), "-B", str(folder))
+               f"-DLFMFAST_SANITIZE={sanitize}", *options, "-S", str(HERE), "-B", str(folder))
     assert done.returncode == 0, done.stdout
     done = run(tool("cmake"), "--build", str(folder), "--parallel", "2", "--target", *targets, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:]
@@ -62,6 +63,21 @@ def thread_programs(tmp_path_factory):
     return build(folder / "build", "thread", THREADED)
 
 
+@pytest.fixture(scope="module")
+def arm_programs(tmp_path_factory):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux's user-mode emulation")
+    options = {"SYSTEM_NAME": "Linux", "SYSTEM_PROCESSOR": "aarch64", "CXX_COMPILER": needs.program("aarch64-linux-gnu-g++"),
+               "EXE_LINKER_FLAGS": "-static"}
+    return build(tmp_path_factory.mktemp("arm"), "", TESTS, *(f"-DCMAKE_{key}={value}" for key, value in options.items()))
+
+
+def run_on_arm(cpu: str, program: Path) -> str:
+    done = run(needs.program("qemu-aarch64", "qemu-aarch64-static"), "-cpu", cpu, str(program))
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TESTS)
 def test_under_asan_and_ubsan(programs, name):
@@ -72,3 +88,16 @@ def test_under_asan_and_ubsan(programs, name):
 @pytest.mark.parametrize("name", THREADED)
 def test_under_tsan(thread_programs, name):
     check(thread_programs / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TESTS if name != "test_kernels"])
+def test_on_arm(arm_programs, name):
+    run_on_arm("max", arm_programs / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cpu", "sets"), [("max", ["i8mm", "dotprod"]), ("neoverse-n1", ["dotprod"]), ("cortex-a72", [])])
+def test_kernels_of_arm_cpus(arm_programs, cpu, sets):
+    tested = run_on_arm(cpu, arm_programs / "test_kernels")
+    assert [line.removesuffix(": tested") for line in tested.splitlines() if line.endswith(": tested")] == sets

@@ -3,9 +3,10 @@
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 
-// The intrinsics' headers of GCC 12 warn about themselves (GCC bug 105593).
+#ifndef __clang__  // the intrinsics' headers of GCC 12 warn about themselves (GCC bug 105593)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include <cmath>
