@@ -154,8 +154,8 @@ def test_predictions_of_a_real_model(tmp_path, smollm2_path, quantize):
     exact = modelgen.copy_model(tmp_path / "q.gguf", tmp_path / "exact.gguf", f32=True)
     text = Path(__file__).parents[1] / "extern/llama.cpp/include/llama.h"  # the same for everyone: its hash is pinned
     found = json.loads(child.run(PREDICTIONS, tmp_path / "q.gguf", exact, text))
-    # Kullback-Leibler divergence to the same weights in F32 (at most 6 % apart in five types). The perplexity itself moves by 0.3 % of 1,020 predictions
-    # with the rounding of the activations alone, ggml's or ours, so its measure here is that noise.
+    # Kullback-Leibler divergence to the same weights in F32 (at most 6 % apart in five types). The perplexity itself, of 1,020
+    # predictions, moves by 0.3 % with the rounding of the activations alone, ggml's or ours, so its measure here is that noise.
     assert found["packed"] < 1.2 * found["plain"]
     assert abs(found["perplexity"]) < 4 * found["noise"] < 0.02
 
