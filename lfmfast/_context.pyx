@@ -132,6 +132,9 @@ cdef class Context:
         None: where it works.
     kv_unified : bool
         One KV buffer for all sequences instead of one each.
+    deterministic : bool
+        The logits of a sequence do not depend on what else is in a pass, on how it was cut into passes, or on the number of
+        threads. See :class:`lfmfast.Model`.
 
     Raises
     ------
@@ -147,7 +150,8 @@ cdef class Context:
 
     def __cinit__(self, model, *, int64_t n_ctx=4096, int64_t n_batch=2048, int64_t n_ubatch=512, int64_t n_seq_max=1,
                   int64_t n_threads=1, int64_t n_threads_batch=0, str type_k="f16", str type_v="f16", flash_attn=None,
-                  bint kv_unified=False, bint offload_kqv=True, int64_t n_outputs_max=0, int64_t n_rs_seq=0):
+                  bint kv_unified=False, bint offload_kqv=True, int64_t n_outputs_max=0, int64_t n_rs_seq=0,
+                  bint deterministic=False):
         cdef cpp.context_params params
         self._pid = cpp.current_pid()
         self._model = model if isinstance(model, Model) else model.native
@@ -162,6 +166,7 @@ cdef class Context:
         params.type_k = type_k.encode()
         params.type_v = type_v.encode()
         params.flash_attn = -1 if flash_attn is None else int(bool(flash_attn))
+        params.deterministic = deterministic
         params.kv_unified = kv_unified
         params.offload_kqv = offload_kqv
         cdef shared_ptr[cpp.model] shared = self._model.alive()

@@ -110,6 +110,7 @@ cdef extern from "engine/context.h" namespace "lfmfast" nogil:
         int flash_attn
         bool kv_unified
         bool offload_kqv
+        bool deterministic
 
     cdef cppclass batch:
         batch(int64_t n_tokens_max, int64_t n_seq_max) except +raise_error

@@ -51,6 +51,7 @@ class Engine:
         n_queue: int,
         cache_bytes: int,
         max_stall_ms: int,
+        deterministic: bool = False,
         growth_bytes: int = ...,
         checkpoint_tokens: int = 256,
         _faults_every: int = 0,

@@ -171,7 +171,8 @@ cdef class Engine:
     def __cinit__(self, Model model not None, *, int64_t n_ctx, int64_t n_batch, int64_t n_ubatch, int64_t n_threads,
                   int64_t n_threads_batch, str type_k, str type_v, flash_attn, bint offload_kqv, int64_t n_parallel,
                   int64_t n_parallel_max, int64_t n_queue, int64_t cache_bytes, int64_t max_stall_ms,
-                  int64_t growth_bytes=2**62, int64_t checkpoint_tokens=256, int64_t _faults_every=0, int64_t _faults_seed=0):
+                  bint deterministic=False, int64_t growth_bytes=2**62, int64_t checkpoint_tokens=256,
+                  int64_t _faults_every=0, int64_t _faults_seed=0):
         cdef cpp.context_params context
         cdef cpp.engine_params params
         self._pid = cpp.current_pid()
@@ -183,6 +184,7 @@ cdef class Engine:
         context.type_k = type_k.encode()
         context.type_v = type_v.encode()
         context.flash_attn = -1 if flash_attn is None else int(bool(flash_attn))
+        context.deterministic = deterministic
         context.offload_kqv = offload_kqv
         params.n_parallel = n_parallel
         params.n_parallel_max = n_parallel_max

@@ -144,6 +144,8 @@ class Options:
         for name, (value, low) in limits.items():
             if value is not None or name in ("cache_reuse", "priority"):
                 check_int(name, value, low)
+        if cache_reuse and model.deterministic:
+            raise ParameterError(f"cache_reuse {cache_reuse}: it is inexact, and the model was opened with deterministic=True")
         stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
         for text in stops:
             if not isinstance(text, str) or not text:

@@ -16,6 +16,7 @@ from lfmfast._engine import Engine, Mailbox
 from lfmfast._engine import Stream as NativeStream
 from lfmfast._replies import ReplyMemory
 from lfmfast._request import Asked, Options, shown_tools
+from lfmfast.deterministic import check_weights
 from lfmfast.errors import ClosedError, ParameterError
 from lfmfast.model_file import Message, ModelFile, Prompt, check_int
 from lfmfast.params import SamplingParams
@@ -82,6 +83,9 @@ class Model(ModelFile):
         None: on a GPU, or where plain attention would need a large buffer (on a CPU plain attention is the faster one).
     chat_template : str, optional
         Jinja source to use in place of the file's own, or the name of a template that llama.cpp has ("chatml").
+    deterministic : bool
+        A request's tokens and logprobs depend on the request alone, bit for bit: not on what runs beside it, what is cached,
+        or the number of threads. On a CPU only; :mod:`lfmfast.deterministic` says what it needs.
 
     Raises
     ------
@@ -120,6 +124,7 @@ class Model(ModelFile):
         type_v: str = "f16",
         flash_attn: bool | None = None,
         chat_template: str | None = None,
+        deterministic: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self._closed = True  # until it is not: __del__ also sees objects whose __init__ raised
@@ -137,13 +142,15 @@ class Model(ModelFile):
         numbers["cache_bytes"] = default_cache_bytes() if cache_bytes is None else cache_bytes
         check_int("cache_bytes", numbers["cache_bytes"], 0, 2**62)
         numbers["growth_bytes"] = memory_bytes() // 4
+        self.deterministic = bool(deterministic)
+        self._exact_kernels = check_weights(path, repack=repack) if deterministic else ""
         self.native = _model.Model.load(
             path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, use_mlock=use_mlock, check_tensors=check_tensors,
             repack=repack, progress=progress,
         )  # fmt: skip
         try:
             self._engine = Engine(self.native, type_k=type_k, type_v=type_v, flash_attn=flash_attn, offload_kqv=offload_kqv,
-                                  **numbers)  # fmt: skip
+                                  deterministic=deterministic, **numbers)  # fmt: skip
         except BaseException:
             self.native.close()
             raise
@@ -465,7 +472,8 @@ class Model(ModelFile):
                tool_choice: Any = None) -> Asked:  # fmt: skip
         shown = shown_tools(tools, tool_choice)
         tokens, chunks = self._encode(prompt, tools=shown, continue_final_message=continue_final_message,
-                                      remembered=cache_prompt, **(template_options or {}))  # fmt: skip
+                                      remembered=cache_prompt and not self.deterministic,
+                                      **(template_options or {}))  # fmt: skip
         return Asked(tokens, self._replies.watcher(chunks) if chunks else None, tools, bool(chunks))
 
     def _submit(self, asked: Asked, **options: Any) -> Stream:

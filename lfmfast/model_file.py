@@ -22,6 +22,7 @@ class ModelFile:
     """What :class:`lfmfast.Model` knows without its engine."""
 
     native: _model.Model
+    deterministic: bool = False
     _replies: ReplyMemory
     _template_source: str | None
 

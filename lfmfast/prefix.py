@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lfmfast import prefix_file
 from lfmfast._request import Asked
-from lfmfast.errors import ClosedError, TemplateError
+from lfmfast.errors import ClosedError, StateError, TemplateError
 
 if TYPE_CHECKING:
     from lfmfast.model import Model
@@ -89,12 +89,15 @@ def read(model: Model, tokens: Sequence[int], pin: bool) -> Prefix:
 def saved(model: Model, tokens: Sequence[int], chat: dict[str, Any] | None = None) -> prefix_file.Saved:
     """What a file shall hold."""
     with read(model, tokens, pin=True):  # so that all of it is there
-        return prefix_file.Saved(model.engine.save(tokens), model._fingerprint, chat)
+        return prefix_file.Saved(model.engine.save(tokens), model._fingerprint, chat, model._exact_kernels)
 
 
 def load(model: Model, path: str | os.PathLike[str], pin: bool) -> tuple[Prefix, prefix_file.Saved]:
     """Has the model take in what a file holds."""
     found = prefix_file.read(path, model._fingerprint)
+    if model._exact_kernels not in ("", found.deterministic):
+        how = f"with the kernels {found.deterministic}, not {model._exact_kernels}" if found.deterministic else "without"
+        raise StateError(f"{os.fspath(path)!r} can't be used with deterministic=True: it was written {how}")
     model.engine.load(found.prefix, pin)
     return Prefix(model, found.prefix["tokens"], pin), found
 

@@ -96,11 +96,14 @@ class Saved:
         Of the model that read it.
     chat : dict or None
         What a chat added.
+    deterministic : str
+        The kernels of a deterministic model that read it; empty: another one did.
     """
 
     prefix: dict[str, Any]
     model: Fingerprint
     chat: dict[str, Any] | None = None
+    deterministic: str = ""
 
 
 def write(path: str | os.PathLike[str], saved: Saved) -> None:
@@ -126,7 +129,7 @@ def write(path: str | os.PathLike[str], saved: Saved) -> None:
     header = json.dumps({
         "lfmfast": __version__, "n_tokens": len(tokens), "model": asdict(saved.model), "byte_order": sys.byteorder,
         "points": [n for n, _ in prefix["points"]], "sections": [[name, len(data)] for name, data in sections],
-        "sha256": digest.hexdigest(),
+        "sha256": digest.hexdigest(), "deterministic": saved.deterministic,
     }).encode()  # fmt: skip
     start = _START.pack(MAGIC, VERSION, len(header)) + header
     _replace(Path(os.path.realpath(path)), [start, hashlib.sha256(start).digest(), *(data for _, data in sections)])
@@ -206,7 +209,7 @@ def _sections(file: BinaryIO, header: dict[str, Any], sizes: list[tuple[str, int
             raise TypeError("its chat is none")
     except (ValueError, TypeError, KeyError) as error:
         raise refuse(f"its contents make no sense: {error!r}") from None
-    return Saved(prefix, model, chat)
+    return Saved(prefix, model, chat, str(header.get("deterministic", "")))
 
 
 # --- one file in place of another --------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ LIBRARY_NAMES = ("liblfmfast-llama.so", "liblfmfast-llama.dylib", "lfmfast-llama
 ROOT = Path(__file__).resolve().parent.parent
 
 # The values of llama_ftype in llama.h that are used here.
-FTYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "BF16": 32}
+FTYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18,
+          "IQ4_NL": 25, "BF16": 32}
 
 
 class QuantizeParams(ctypes.Structure):

@@ -17,14 +17,14 @@ ENGINE = PACKAGE / "engine"
 SKIPPED = {"build", "dist", "llama.cpp", ".venv", ".git", "data", "wheelhouse"}
 
 # The files that may include headers of llama.cpp. Everything else in engine/ is pure and tested without a model.
-TOUCHES_LLAMA = {"backend.cpp", "build_info.cpp", "context.cpp", "gguf_header.cpp", "model.cpp", "plugin.cpp"}
+TOUCHES_LLAMA = {"backend.cpp", "build_info.cpp", "context.cpp", "exact.cpp", "gguf_header.cpp", "model.cpp", "plugin.cpp"}
 
 # A module may import modules of a lower number, and of its own number. Plain modules (0) never import native ones.
 PLAIN, NATIVE, LOWLEVEL, MODEL, CHAT, ASYNC, BATCH, SERVER, CLI = range(9)
-LAYERS = {"lowlevel": LOWLEVEL, "stream": LOWLEVEL, "_build": LOWLEVEL, "_backends": LOWLEVEL, "_many": MODEL,
-          "_request": MODEL, "model_file": MODEL, "prefix": MODEL, "model": MODEL, "openai_shapes": MODEL, "chat": CHAT,
-          "run_tools": CHAT, "aio": ASYNC, "_dispatch": ASYNC, "batch": BATCH, "ray": BATCH, "server": SERVER, "cli": CLI,
-          "__main__": CLI}
+LAYERS = {"lowlevel": LOWLEVEL, "stream": LOWLEVEL, "_build": LOWLEVEL, "_backends": LOWLEVEL, "deterministic": LOWLEVEL,
+          "_many": MODEL, "_request": MODEL, "model_file": MODEL, "prefix": MODEL, "model": MODEL, "openai_shapes": MODEL,
+          "chat": CHAT, "run_tools": CHAT, "aio": ASYNC, "_dispatch": ASYNC, "batch": BATCH, "ray": BATCH, "server": SERVER,
+          "cli": CLI, "__main__": CLI}
 # Model.chat() makes a Chat, Chat.astream() an AsyncStream: imported when called. A Chat knows the request that has its turn.
 UPWARD = {("model", "chat"), ("chat", "aio"), ("chat", "_dispatch")}
 

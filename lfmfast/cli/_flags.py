@@ -27,6 +27,15 @@ BatchSize = Annotated[int | None, _model("-b", "--batch-size", help="Prompt toke
 UbatchSize = Annotated[int | None, _model("-ub", "--ubatch-size", help="Prompt tokens per pass.")]
 TypeK = Annotated[str | None, _model("-ctk", "--cache-type-k", help="Type of the K cache (f16).", metavar="TYPE")]
 TypeV = Annotated[str | None, _model("-ctv", "--cache-type-v", help="Type of the V cache (f16).", metavar="TYPE")]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Answers depend on their request and seed alone, bit for bit (CPU).",
+        rich_help_panel=opt.MODEL,
+        show_default=False,
+    ),
+]
 
 Temperature = Annotated[float | None, _sampling("--temp", "--temperature", help="Temperature; 0: greedy.")]
 TopK = Annotated[int | None, _sampling("--top-k", help="Keep the N likeliest tokens; 0: off.")]

@@ -51,6 +51,7 @@ def batch(
     ubatch: flags.UbatchSize = None,
     type_k: flags.TypeK = None,
     type_v: flags.TypeV = None,
+    deterministic: flags.Deterministic = False,
     column: Annotated[
         str | None, _option(INPUT, "--prompt-column", help="Field or column that is the prompt.", metavar="NAME")
     ] = None,
@@ -174,7 +175,7 @@ def batch(
         results = out.Output(lines, settings, ordered=not unordered)
         load = {
             "n_ctx": ctx_size, "n_parallel": parallel, "n_threads": threads, "n_gpu_layers": gpu_layers, "n_batch": batch_size,
-            "n_ubatch": ubatch, "type_k": type_k, "type_v": type_v,
+            "n_ubatch": ubatch, "type_k": type_k, "type_v": type_v, "deterministic": deterministic,
         }  # fmt: skip
         n_failed = _run(opened, results, made, is_flat, window, path, load)
         if with_table:

@@ -100,6 +100,9 @@ def serve(
                     env="CACHE_RAM")
     ] = None,
     mmap: Annotated[Flag, _model("--mmap/--no-mmap", help="Map the file, or read it.", env="MMAP", metavar=None)] = True,
+    deterministic: Annotated[
+        Flag, _model("--deterministic", help="Answers depend on their request and seed alone, bit for bit (CPU).", metavar=None)
+    ] = False,
     mlock: Annotated[Flag, _model("--mlock", help="Keep it in memory.", env="MLOCK", metavar=None)] = False,
     repack: Annotated[Flag, _model("--repack/--no-repack", help="Faster weights.", env="REPACK", metavar=None)] = True,
     chat_template: Annotated[
@@ -200,6 +203,8 @@ def serve(
         from lfmfast.server.settings import Settings
     except ImportError as error:
         raise opt.UsageError(f"the server needs {error.name}: pip install 'lfmfast[server]'") from error
+    if deterministic and cache_reuse > 0:
+        raise opt.UsageError(f"--cache-reuse {cache_reuse}: it is inexact, and can't be had with --deterministic")
     if context_shift:
         raise opt.UsageError("--context-shift: there is none; an answer ends where the context is full")
     if reasoning_format not in ("auto", "deepseek", "none"):
@@ -229,7 +234,8 @@ def serve(
         "n_queue": queue, "n_threads": threads if threads and threads > 0 else None, "n_threads_batch": threads_batch,
         "n_gpu_layers": _layers(gpu_layers), "n_batch": batch, "n_ubatch": ubatch, "type_k": type_k, "type_v": type_v,
         "flash_attn": _switch("--flash-attn", flash_attn), "cache_bytes": _cache_bytes(cache_ram), "use_mmap": mmap,
-        "use_mlock": mlock, "repack": repack, "chat_template": _template(chat_template, chat_template_file),
+        "use_mlock": mlock, "repack": repack, "deterministic": deterministic,
+        "chat_template": _template(chat_template, chat_template_file),
     }  # fmt: skip
     plan(ctx_size, ctx_per_slot, parallel, kv_unified, lambda: 1 << 20)  # says what is wrong before anything is downloaded
     if name is None and model is None and hf_repo is None:

@@ -1,6 +1,7 @@
 #include "engine/context.h"
 
 #include "engine/backend.h"
+#include "engine/exact.h"
 
 #include "llama.h"
 
@@ -50,6 +51,10 @@ context::context(std::shared_ptr<lfmfast::model> model, const context_params & p
     check_range("n_rs_seq", params.n_rs_seq, 0, 64);
     check_range("n_threads", params.n_threads, 1, GGML_MAX_N_THREADS);
     check_range("n_threads_batch", n_threads_batch, 1, GGML_MAX_N_THREADS);
+    if (params.deterministic && !model_->on_cpu()) {
+        throw error(error_code::invalid_argument, "deterministic holds on the CPU only, and layers of this model are on a GPU: "
+                    "load it with n_gpu_layers 0");
+    }
     const int64_t n_ctx = params.n_ctx != 0 ? params.n_ctx : model_->n_ctx_train();
     if (!params.kv_unified && n_ctx / params.n_seq_max < 8) {
         throw error(error_code::invalid_argument, "n_ctx " + std::to_string(n_ctx) + " leaves less than 8 tokens for each of " +
@@ -96,10 +101,20 @@ context::context(std::shared_ptr<lfmfast::model> model, const context_params & p
         throw error(error_code::out_of_memory, "can't start " + std::to_string(n_threads_max_) + " threads", n_threads_max_);
     }
     llama_attach_threadpool(ctx_, pool_, pool_);
+    if (params.deterministic && !set_exact(pool_, true)) {
+        release();
+        throw error(error_code::invalid_argument, "deterministic needs lfmfast's CPU kernels, and they are not in use: there "
+                    "are none for this CPU, or LFMFAST_KERNELS switched them off (build_info() says which are)");
+    }
 }
 
 context::~context() {
+    release();
+}
+
+void context::release() {
     llama_free(ctx_);
+    set_exact(pool_, false);
     cpu_function<decltype(&ggml_threadpool_free)>("ggml_threadpool_free")(pool_);
 }
 

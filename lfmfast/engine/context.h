@@ -31,6 +31,7 @@ struct context_params {
     int         flash_attn      = -1;    // -1 auto, 0 off, 1 on
     bool        kv_unified      = false;
     bool        offload_kqv     = true;
+    bool        deterministic   = false; // a sequence's logits depend on nothing else; CPU only (exact.h)
 };
 
 // Every member may be called from any thread; calls on one context take turns. abort() does not wait.
@@ -76,6 +77,7 @@ class context : public decoder {
     void check_seq(int64_t seq, const char * what) const;
     void check_batch(const batch & batch);
     static bool on_abort_check(void * data);
+    void release();
 
     std::shared_ptr<lfmfast::model> model_;
     llama_context *   ctx_  = nullptr;

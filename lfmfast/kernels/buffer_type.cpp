@@ -1,5 +1,6 @@
 // Puts the kernels into ggml's CPU backend, as a type of buffer for weights: a model's loader offers it every weight that a
 // supported operation reads, before ggml's own repacking. Nothing of ggml is changed.
+#include "kernels/exact.h"
 #include "kernels/matmul.h"
 #include "kernels/pack.h"
 
@@ -89,7 +90,7 @@ public:
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         const bool known = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID || op->op == GGML_OP_GET_ROWS;
-        return known && is_ours(op) ? static_cast<ggml::cpu::tensor_traits *>(op->src[0]->extra) : nullptr;
+        return known && is_ours(op) ? static_cast<ggml::cpu::tensor_traits *>(op->src[0]->extra) : exact_traits(op);
     }
 
 private:
@@ -196,7 +197,7 @@ bool usable() {
 }
 
 // When the library is loaded: the backend copies the list at its first use.
-const bool registered = [] {
+const bool in_use = [] {
     if (!active() || !usable()) return false;
     auto & types = ggml_backend_cpu_get_extra_buffer_types();
     types.insert(types.begin(), buffer_type());
@@ -204,5 +205,7 @@ const bool registered = [] {
 }();
 
 }  // namespace
+
+bool registered() { return in_use; }
 
 }  // namespace lfmfast::kernels

@@ -8,6 +8,9 @@ struct ggml_tensor;
 // ggml's MUL_MAT, MUL_MAT_ID and GET_ROWS on packed weights, as every thread of a pool calls them.
 namespace lfmfast::kernels {
 
+// Whether ggml's CPU backend has them (buffer_type.cpp).
+bool registered();
+
 struct packed_weights {
     const kernel_set * kernels;
     weight_type        type;
