@@ -7,10 +7,13 @@ import importlib.util
 import io
 import itertools
 import json
+import os
+import sys
 import tracemalloc
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -393,6 +396,32 @@ def test_files_that_are_there(tmp_path: Path) -> None:
     sidecar(path).write_text("{")
     with pytest.raises(BatchFileError, match="is damaged"):
         begun_with(path)
+
+
+def test_the_lock_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Msvcrt(types.ModuleType):
+        """Locks bytes from where a file stands, as the original does."""
+
+        LK_NBLCK = 2
+        locked: ClassVar[set[int]] = set()
+
+        def locking(self, fd: int, mode: int, n_bytes: int) -> None:
+            at = os.lseek(fd, 0, os.SEEK_CUR)
+            if mode != self.LK_NBLCK or n_bytes != 1 or at in self.locked:
+                raise PermissionError(13, "Permission denied")
+            self.locked.add(at)
+
+    monkeypatch.setitem(sys.modules, "msvcrt", Msvcrt("msvcrt"))
+    path = tmp_path / "out"
+    path.write_bytes(b"line\n")
+    with path.open("ab", buffering=0) as first, path.open("ab", buffering=0) as second, monkeypatch.context() as windows:
+        windows.setattr(sys, "platform", "win32")
+        outputs._lock(first, path)
+        with pytest.raises(BusyError, match="another process writes to"):
+            outputs._lock(second, path)
+        first.write(b"next\n")
+    assert path.read_bytes() == b"line\nnext\n"
+    assert min(Msvcrt.locked) > 1 << 32
 
 
 def test_what_is_not_the_lines_fault_ends_the_batch(tmp_path: Path) -> None:

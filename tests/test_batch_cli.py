@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -199,6 +200,19 @@ def test_pipes_flags_and_exit_codes() -> None:
     for given in (json.dumps(schema), "schema.json"):
         done = batch("-", "-o", "-", "--schema", given, "--temp", "0", stdin=text)
         assert [json.loads(line["text"]) for line in results(done.stdout)] == [{"a": 7}] * 2
+    Path("yes.gbnf").write_text('root ::= "yes"')
+    for given, text_of in ((["--regex", "[a-c]{3}"], "[abc]{3}"), (["--grammar", 'root ::= "no"'], "no"),
+                           (["--grammar-file", "yes.gbnf"], "yes")):  # fmt: skip
+        done = batch("-", "-o", "-", *given, stdin=text)
+        assert all(re.fullmatch(text_of, line["text"]) for line in results(done.stdout)), done.stderr
+    done = batch("-", "-o", "-", "--max-tokens", "2", "--typical", "0.9", "--top-nsigma", "1", "--xtc-probability", "0.1",
+                 "--xtc-threshold", "0.2", "--dynatemp-range", "0.1", "--dynatemp-exp", "1", "--dry-multiplier", "0.5",
+                 "--dry-base", "2", "--dry-allowed-length", "3", "--dry-penalty-last-n", "64", "--dry-sequence-breaker", "none",
+                 "--samplers", "dry;top_k;temperature", "-l", "15-inf", "-l", "16+2.5", stdin=text)  # fmt: skip
+    assert (done.returncode, len(results(done.stdout))) == (0, 2), done.stderr
+    done = batch("-", "-o", "-", "--max-tokens", "2", "--mirostat", "2", "--mirostat-lr", "0.2", "--mirostat-ent", "4", "-l",
+                 "79+1000", stdin=text)  # fmt: skip
+    assert {line["text"] for line in results(done.stdout)} == {"bb"}
     assert not list(Path().glob("*.progress"))
 
 
@@ -263,6 +277,11 @@ def test_a_damaged_file_is_not_taken_for_a_short_one() -> None:
         (["in.jsonl", "-o", "x", "--prompt-column", "a", "--template", "{a}"], "can't be given together"),
         (["in.jsonl", "-o", "x", "--template", "a"], "the template has no column in it"),
         (["in.jsonl", "-o", "x", "--temp", "-1"], "temperature must be"),
+        (["in.jsonl", "-o", "x", "--schema", "{}", "--regex", "a"], "--schema and --regex can't be given together"),
+        (["in.jsonl", "-o", "x", "--regex", "("], "regex"),
+        (["in.jsonl", "-o", "x", "--grammar", "x"], "rammar"),
+        (["in.jsonl", "-o", "x", "-l", "7"], "--logit-bias must be a token id, a sign and a number, as in 15043+1, not '7'"),
+        (["in.jsonl", "-o", "x", "--samplers", "top_k;x"], "samplers: there is no 'x'"),
         (["in.jsonl", "-o", "x", "--schema", "{"], "--schema is no JSON"),
         (["in.jsonl", "-o", "x", "--schema", '{"type": "array", "uniqueItems": true}'], "uniqueItems can't be enforced"),
     ],
@@ -276,6 +295,21 @@ def test_usage(arguments: list[str], why: str) -> None:
 
 
 # --- how far it is ---
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pexpect has no terminals there")
+def test_the_bar_on_a_terminal() -> None:
+    import pexpect
+
+    write("in.jsonl", [{"messages": question(list(CAPITALS)[i % 4]), "max_tokens": 30, "ignore_eos": True} for i in range(120)])
+    terminal = pexpect.spawn(BATCH[0], [*BATCH[1:], "in.jsonl", "-o", "out.jsonl", *OPTIONS], dimensions=(24, 110),
+                             encoding="utf-8", timeout=120)  # fmt: skip
+    terminal.expect("\r *[0-9]+%  [━╌]{8,}  [0-9]+ lines?, [0-9.,]+ tok/s, [0-9]+% of prompts cached, ETA [0-9:]+\x1b\\[K")
+    terminal.expect("\r\x1b\\[K120 lines in [0-9:]+, 3,600 tokens written, .* tok/s, [0-9]+% of prompts cached\r\n")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
+    assert len(results(Path("out.jsonl").read_text("utf8"))) == 120
 
 
 class Screen(io.StringIO):

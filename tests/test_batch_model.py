@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import child
 import pytest
 
 from lfmfast import AsyncModel, Completion, Model, ParameterError, TemplateError
@@ -137,3 +138,34 @@ def test_generate_each_takes_no_more_than_it_needs(lfm2_tiny: Model) -> None:
     assert [type(mixed[n]) for n in range(4)] == [Completion, Completion, ParameterError, ParameterError]
     with pytest.raises(ParameterError, match="n_ahead"):
         lfm2_tiny.generate_each([], n_ahead=0)
+
+
+@pytest.mark.slow
+def test_memory_stays_flat(lfm2_tiny_path: Path, tmp_path: Path) -> None:
+    """Six thousand lines more take no more memory, with the engine and all it keeps of what it read."""
+    printed = child.run(
+        """
+        import json, sys
+        import psutil
+        from lfmfast import Model
+        from lfmfast.batch import Form, Output, run
+        from lfmfast.batch.reader import Record
+        N = 12_000
+        sizes = []
+        def lines():
+            for n in range(1, N + 1):
+                raw = json.dumps({"prompt": f"{n % 7} {n}" if n % 100 else n, "max_tokens": 1 + n % 2}).encode()
+                yield Record(n, raw, len(raw))
+        def look(counts):
+            if counts.lines % (N // 4) == 0:
+                sizes.append(psutil.Process().memory_info().rss)
+        output = Output(sys.argv[2], {})
+        with Model(sys.argv[1], n_ctx=256, n_threads=1, n_gpu_layers=0, cache_bytes=1 << 20) as model:
+            counts = run(model, lines(), output, Form(seed=1), columns=True, name="tiny", progress=look)
+        output.close()
+        output.finish()
+        print(json.dumps([counts.lines, counts.failed, *sizes]))
+        """, lfm2_tiny_path, tmp_path / "out.jsonl", timeout=550)  # fmt: skip
+    n_lines, n_failed, *sizes = json.loads(printed)
+    assert (n_lines, n_failed, len(sizes)) == (12_000, 120, 4)
+    assert sizes[3] - sizes[1] < 8 << 20, sizes

@@ -20,6 +20,9 @@ from lfmfast.batch.reader import BatchFileError
 from lfmfast.batch.result import number_of
 from lfmfast.errors import BusyError, ParameterError
 
+#: Windows keeps others from reading bytes that are locked, so it is one far behind the end.
+_LOCKED = 1 << 40
+
 __all__ = ["Output", "Ranges", "begun_with", "remove", "sidecar"]
 
 
@@ -246,11 +249,16 @@ def _write(file: IO[bytes], data: bytes) -> None:
 
 
 def _lock(file: IO[bytes], path: Path) -> None:
-    if os.name != "posix":
-        return
-    import fcntl
-
+    """Until it is closed; the system takes it from a process that is killed."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(_LOCKED)  # what is appended goes to the end all the same
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         raise BusyError(f"another process writes to {path}") from None

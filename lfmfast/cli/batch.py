@@ -15,7 +15,6 @@ import typer
 from lfmfast import _demo
 from lfmfast.cli import _flags as flags
 from lfmfast.cli import _options as opt
-from lfmfast.constraint import from_json_schema
 
 if TYPE_CHECKING:
     from lfmfast.batch.output import Output
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from lfmfast.batch.request import Form
 
 INPUT, ANSWERS = "Input", "Answers"
+#: Reading prompts holds nobody up: who waits for the file waits for all of its answers.
+MAX_STALL_MS = 60_000
 
 
 def _option(panel: str, *names: str, help: str, metavar: str | None = None) -> Any:
@@ -77,6 +78,11 @@ def batch(
         str | None,
         _option(ANSWERS, "-j", "--schema", "--json-schema", help="Answers are JSON of this schema.", metavar="FILE|JSON"),
     ] = None,
+    grammar: Annotated[str | None, _option(ANSWERS, "--grammar", help="Answers follow this grammar.", metavar="GBNF")] = None,
+    grammar_file: Annotated[
+        Path | None, _option(ANSWERS, "--grammar-file", help="Likewise, out of a file.", metavar="FILE")
+    ] = None,
+    regex: Annotated[str | None, _option(ANSWERS, "--regex", help="Answers match this as a whole.", metavar="TEXT")] = None,
     thought: Annotated[
         int, _option(ANSWERS, "--reasoning-budget", help="Tokens that a thought can have; -1: any number.", metavar="N")
     ] = -1,
@@ -95,6 +101,22 @@ def batch(
     repeat_last_n: flags.RepeatLastN = None,
     presence_penalty: flags.PresencePenalty = None,
     frequency_penalty: flags.FrequencyPenalty = None,
+    typical_p: flags.TypicalP = None,
+    top_n_sigma: flags.TopNSigma = None,
+    xtc_probability: flags.XtcProbability = None,
+    xtc_threshold: flags.XtcThreshold = None,
+    dynatemp_range: flags.DynatempRange = None,
+    dynatemp_exponent: flags.DynatempExponent = None,
+    dry_multiplier: flags.DryMultiplier = None,
+    dry_base: flags.DryBase = None,
+    dry_allowed_length: flags.DryAllowedLength = None,
+    dry_penalty_last_n: flags.DryPenaltyLastN = None,
+    dry_sequence_breakers: flags.DryBreakers = None,
+    mirostat: flags.Mirostat = None,
+    mirostat_eta: flags.MirostatEta = None,
+    mirostat_tau: flags.MirostatTau = None,
+    samplers: flags.Samplers = None,
+    logit_bias: flags.LogitBias = None,
     seed: Annotated[
         int | None,
         _option(opt.SAMPLING, "-s", "--seed", help="Each line gets its own from it; -1: a new one each time.", metavar="N"),
@@ -122,6 +144,22 @@ def batch(
         repeat_last_n=repeat_last_n,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
+        typical_p=typical_p,
+        top_n_sigma=top_n_sigma,
+        xtc_probability=xtc_probability,
+        xtc_threshold=xtc_threshold,
+        dynatemp_range=dynatemp_range,
+        dynatemp_exponent=dynatemp_exponent,
+        dry_multiplier=dry_multiplier,
+        dry_base=dry_base,
+        dry_allowed_length=dry_allowed_length,
+        dry_penalty_last_n=dry_penalty_last_n,
+        dry_sequence_breakers=dry_sequence_breakers,
+        mirostat=mirostat,
+        mirostat_eta=mirostat_eta,
+        mirostat_tau=mirostat_tau,
+        samplers=samplers,
+        logit_bias=logit_bias,
         ignore_eos=ignore_eos or None,
     )
     flags.sampling_options(seed=seed)
@@ -131,8 +169,7 @@ def batch(
         options["stop"] = stop
     if thought >= 0:
         options["reasoning_budget"] = thought
-    if schema is not None:
-        options["json_schema"] = _schema(schema)
+    options |= flags.constraint(schema, grammar, grammar_file, regex)
     seed = None if seed is None or seed < 0 else seed
     _check(column, template, raw, window, answers, form, parallel)
     with_table = output.lower().endswith(".parquet")
@@ -228,17 +265,6 @@ def _check(column: str | None, template: str | None, raw: bool, window: int, ans
             raise opt.UsageError(f"{name} must be from 1 to {high}, not {value}")
     if form not in (None, *FORMATS):
         raise opt.UsageError(f"--format must be {' or '.join(FORMATS)}, not {form!r}")
-
-
-def _schema(text: str) -> Any:
-    """JSON, or the name of a file of it; refused before a model is loaded."""
-    is_json = text.lstrip()[:1] in ("{", "") or text.strip() in ("true", "false")
-    try:
-        found = json.loads(text if is_json else Path(text).read_text("utf8"))
-    except ValueError as error:
-        raise opt.UsageError(f"--schema{'' if is_json else f' {text}'} is no JSON: {error}") from None
-    from_json_schema(found)
-    return found
 
 
 def _is_flat(first: Record | None) -> bool:
