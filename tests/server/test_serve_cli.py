@@ -215,6 +215,7 @@ def test_a_public_address_without_a_key(
     (["-ngx", "2"], "there is no option -ngx; did you mean -ngl?"),
     (["--port", "x"], "--port"),
     (["--context-shift"], "--context-shift"),
+    (["--deterministic", "--cache-reuse", "64"], "--cache-reuse 64: it is inexact"),
     (["--reasoning-format", "deepseek-legacy"], "auto, deepseek or none"),
     (["--reasoning", "maybe"], "on, off or auto"),
     (["--chat-template", "lama3"], "none of llama.cpp's templates, which are bailing,"),
