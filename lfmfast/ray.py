@@ -28,7 +28,7 @@ from lfmfast._many import OF_PROMPT
 from lfmfast.batch.reader import Record
 from lfmfast.batch.request import N_MAX, OPTIONS, Form, Request, template_columns
 from lfmfast.batch.result import columns_of
-from lfmfast.batch.run import Answering
+from lfmfast.batch.run import MAX_STALL_MS, Answering
 from lfmfast.batch.table import answer_columns, as_row
 from lfmfast.errors import ParameterError
 from lfmfast.model import Model
@@ -37,8 +37,6 @@ from lfmfast.types import Completion
 
 __all__ = ["LFM2Predictor", "resources"]
 
-#: A batch holds up reading prompts for nobody: who waits for it waits for all of it.
-_MAX_STALL_MS = 60_000
 _BODY = ("url", "body")
 
 
@@ -103,7 +101,7 @@ class LFM2Predictor:
         self._columns = template_columns(template) if template is not None else prompt_column and [prompt_column]
         self._form = Form(seed=secrets.randbelow(2**32 - 1) if seed is None else seed, options=options, n=n,
                           column=prompt_column, template=template, system=system_prompt, raw=raw, table=True)  # fmt: skip
-        given = {"max_stall_ms": _MAX_STALL_MS, **_share(), **(load or {})}
+        given = {"max_stall_ms": MAX_STALL_MS, **_share(), **(load or {})}
         self._model = Model(model, **given) if Path(model).is_file() else Model.from_pretrained(model, **(hub or {}), **given)
         try:
             self._model._options(**{name: value for name, value in options.items() if name not in OF_PROMPT})

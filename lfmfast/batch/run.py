@@ -15,12 +15,14 @@ from lfmfast.errors import CancelledError, ClosedError, ForkError
 from lfmfast.model import Model
 from lfmfast.types import Completion
 
-__all__ = ["Answering", "Counts", "run"]
+__all__ = ["MAX_STALL_MS", "Answering", "Counts", "run"]
 
 #: Bytes of requests that are read ahead, more or less.
 WINDOW_BYTES = 64 << 20
 #: Windows that may lie between the first line that is not written and the last one that is read.
 AHEAD = 4
+#: Of :class:`Model`. Reading prompts in whole passes holds nobody up: who waits for a file waits for all of its answers.
+MAX_STALL_MS = 60_000
 
 
 @dataclass

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from lfmfast.batch.request import Form
 
 INPUT, ANSWERS = "Input", "Answers"
-#: Reading prompts holds nobody up: who waits for the file waits for all of its answers.
-MAX_STALL_MS = 60_000
 
 
 def _option(panel: str, *names: str, help: str, metavar: str | None = None) -> Any:
@@ -181,6 +179,7 @@ def batch(
     from lfmfast.batch import output as out
     from lfmfast.batch.reader import open_source
     from lfmfast.batch.request import Form, template_columns
+    from lfmfast.batch.run import MAX_STALL_MS
     from lfmfast.batch.table import check_parquet, write_table
 
     wanted = template_columns(template) if template is not None else [column] if column is not None else None
@@ -213,6 +212,7 @@ def batch(
         load = {
             "n_ctx": ctx_size, "n_parallel": parallel, "n_threads": threads, "n_gpu_layers": gpu_layers, "n_batch": batch_size,
             "n_ubatch": ubatch, "type_k": type_k, "type_v": type_v, "deterministic": deterministic,
+            "max_stall_ms": MAX_STALL_MS,
         }  # fmt: skip
         n_failed = _run(opened, results, made, is_flat, window, path, load)
         if with_table:
