@@ -29,6 +29,8 @@ int process_id() {
 inline void relax() {
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
     __builtin_ia32_pause();
+#elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+    __asm__ volatile("yield");
 #endif
 }
 
