@@ -1,13 +1,13 @@
 """lfmfast against others, in one run: tokens per second, and the time to the first token.
 
-    python -m bench.compare                     all of it (about 25 minutes on two cores); makes bench/results/compare.*
+    python -m bench.compare                     all of it (about half an hour on two cores); makes bench/results/compare.*
     python -m bench.compare --quick --results somewhere      a few tokens of each: to see that all works
     python -m bench.compare --only single,8 --sides lfmfast,llama-cpp-python
     python -m bench.compare --draw bench/results/compare.json      page and chart again, nothing is measured
 
     single        one stream
     8, 32         so many clients with prompts of 150 tokens
-    shared        8 clients, three questions each, one system prompt of 500 tokens
+    shared        8 clients, two questions each, one system prompt of 500 tokens
     chat          six turns, history sent as text
     batch         a file of 500 prompts
     batch-shared  the same with one system prompt of 500 tokens
@@ -48,6 +48,7 @@ from bench.words import Words, word_list, words_model
 
 RESULTS = Path(__file__).parent / "results"
 TIMEOUT_S = 900
+ONE_BY_ONE_S = 60  # of a file, for a side that answers one line after another: its rate does not change
 NOTES = ("llama-cpp-python answers one request at a time: what comes together waits in a queue",
          "Ollama: not run, it has no package for pip",
          "the time of `lfmfast batch` includes its start and the loading of the model, that of the others does not",
@@ -101,8 +102,7 @@ def setting_of(name: str, scenario: Scenario, model_file: Path, args: argparse.N
     setting = Setting(str(model_file), args.threads, scenario.n_clients, scenario.n_ctx)
     if scenario.is_batch and KINDS[name].how == OVER_HTTP and tuned:
         best = tuning.best(tuned)
-        options = best["options"] if name == "llama-server" else [o for o in best["options"] if o == "-kvu"]
-        setting = replace(setting, n_parallel=best["n_parallel"], options=options)
+        setting = replace(setting, n_parallel=best["n_parallel"], options=best["options"])
     return setting
 
 
@@ -120,6 +120,8 @@ def run(key: str, scenario: Scenario, record: texts.Record, model_file: Path, wo
                 continue
             setting = setting_of(name, scenario, model_file, args, tuned)
             clients = scenario if setting.n_parallel == scenario.n_clients else replace(scenario, n_clients=setting.n_parallel)
+            if scenario.is_batch and not KINDS[name].parallel:
+                clients = replace(clients, seconds=min(clients.seconds, ONE_BY_ONE_S))
             progress(f"{key}: {repeat + 1}/{n_repeats} {name}")
             result = run_once(name, setting, clients, conversations)
             runs[name].append(result)
@@ -156,7 +158,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(SCENARIOS), help="scenarios, with commas (default: all)")
     parser.add_argument("--sides", default=",".join(KINDS), help=f"of {', '.join(KINDS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few tokens of each; the numbers say nothing")
-    parser.add_argument("--repeats", type=int, default=3, help="of all but the batches (3)")
+    parser.add_argument("--repeats", type=int, default=2, help="of all but the batches (2)")
     parser.add_argument("--threads", type=int, default=report.cpu_count(), help="of each side (all CPUs)")
     parser.add_argument("--shape", default="350M", choices=modelgen.SHAPES)
     parser.add_argument("--quant", default="Q4_K_M", choices=modelgen.oracle.FTYPES)

@@ -77,12 +77,12 @@ class Scenario:
 SCENARIOS = {
     "single": Scenario("one stream", n_prompt=32, n_tokens=128),
     "8": Scenario("8 clients", 8),
-    "32": Scenario("32 clients", 32),
-    "shared": Scenario("8 clients, one system prompt of 500 tokens", 8, n_rounds=3, n_system=500, n_prompt=30),
+    "32": Scenario("32 clients", 32, n_tokens=32),
+    "shared": Scenario("8 clients, one system prompt of 500 tokens", 8, n_rounds=2, n_system=500, n_prompt=30, n_tokens=32),
     "chat": Scenario("a chat of six turns", n_rounds=6, n_prompt=40, n_tokens=48, is_chat=True),
-    "batch": Scenario("a file of 500 prompts", 16, n_prompt=64, n_lines=500, seconds=300),
-    "batch-shared": Scenario("500 prompts, one system prompt of 500 tokens", 16, n_system=500, n_prompt=64, n_lines=500,
-                             seconds=150),
+    "batch": Scenario("a file of 500 prompts", 16, n_prompt=64, n_tokens=32, n_lines=500, seconds=240),
+    "batch-shared": Scenario("500 prompts, one system prompt of 500 tokens", 16, n_system=500, n_prompt=64, n_tokens=32,
+                             n_lines=500, seconds=120),
 }  # fmt: skip
 
 

@@ -211,4 +211,3 @@ KINDS = {
     "xllamacpp": Kind("xllamacpp", OVER_HTTP, _package_about(venvs.XLLAMACPP, "llama.cpp b11549, its wheel: AVX2, no AVX-512"),
                       _server(_xllamacpp)),
 }  # fmt: skip
-OURS = {IN_PYTHON: "lfmfast", OVER_HTTP: "lfmfast-serve"}

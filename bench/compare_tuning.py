@@ -18,11 +18,14 @@ from bench.compare_scenarios import SCENARIOS
 from bench.compare_sides import Setting
 from bench.words import Words
 
-# Slots, and flags beside: first the number of slots, then the flags with the best number.
-SLOTS = (4, 8, 16, 32)
-FLAGS = (["-kvu"], ["-ub", "256"], ["-b", "512", "-ub", "512"], ["-fa", "off"], ["--ctx-checkpoints", "0"])
-LINES = 4  # prompts for each slot, at least N_LINES
+# Slots, and flags beside: first the number of slots, then the flags with the best number. llama-server can go on with a hybrid
+# model's prompt only from checkpoints that it makes 4 and 4 + -ub tokens before the end of a prompt: with a shared beginning
+# and questions of 64 tokens a small -ub lets it keep nearly all of that beginning.
+SLOTS = (8, 16, 32)
+FLAGS = {"batch": (["-kvu"], ["-ub", "256"]), "batch-shared": (["-kvu"], ["-ub", "96"], ["-ub", "128"])}
+LINES = 3  # prompts for each slot, at least N_LINES
 N_LINES = 48
+SECONDS = 25
 
 Tried = list[dict[str, Any]]
 
@@ -34,7 +37,7 @@ def best(tried: Tried) -> dict[str, Any]:
 
 def _file(key: str, model_file: Path, args: argparse.Namespace) -> Path:
     made_of = (key, SCENARIOS[key], model_file.name, model_file.stat().st_size, args.threads, report.cpu_name(), peers.build(),
-               peers.flags(), SLOTS, FLAGS, LINES, N_LINES)  # fmt: skip
+               peers.flags(), SLOTS, FLAGS[key], LINES, N_LINES, SECONDS)  # fmt: skip
     return modelgen.bench_dir() / f"llama-server-{key}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:10]}.json"
 
 
@@ -56,7 +59,7 @@ def _try_all(key: str, model_file: Path, words: Words, args: argparse.Namespace,
     scenario = SCENARIOS[key]
 
     def attempt(n_parallel: int, options: list[str]) -> dict[str, Any]:
-        shorter = replace(scenario, n_clients=n_parallel, n_lines=max(N_LINES, LINES * n_parallel))
+        shorter = replace(scenario, n_clients=n_parallel, n_lines=max(N_LINES, LINES * n_parallel), seconds=SECONDS)
         setting = Setting(str(model_file), args.threads, n_parallel, scenario.n_ctx, options)
         result = run_once("llama-server", setting, shorter, shorter.conversations(words, -1))
         entry = {"n_parallel": n_parallel, "options": options, **result}
@@ -66,4 +69,4 @@ def _try_all(key: str, model_file: Path, words: Words, args: argparse.Namespace,
 
     tried = [attempt(n, []) for n in SLOTS]
     n_best = best(tried)["n_parallel"]
-    return tried + [attempt(n_best, options) for options in FLAGS]
+    return tried + [attempt(n_best, options) for options in FLAGS[key]]
