@@ -1,5 +1,6 @@
 // Puts the kernels into ggml's CPU backend, as a type of buffer for weights: a model's loader offers it every weight that a
 // supported operation reads, before ggml's own repacking. Nothing of ggml is changed.
+#include "kernels/conv.h"
 #include "kernels/exact.h"
 #include "kernels/matmul.h"
 #include "kernels/pack.h"
@@ -62,6 +63,26 @@ public:
     const packed_weights weights;
 };
 
+// Of every convolution, wherever its tensors lie: their order and their sums are the same as ggml's.
+class conv_traits : public ggml::cpu::tensor_traits {
+public:
+    bool work_size(int, const ggml_tensor *, size_t & size) override {
+        size = 0;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        op->op == GGML_OP_CONCAT ? concat(params, op) : ssm_conv(params, op);
+        return true;
+    }
+
+    static conv_traits * of(const ggml_tensor * op) {
+        static conv_traits shared;
+        const bool known = op->op == GGML_OP_CONCAT ? can_concat(op) : op->op == GGML_OP_SSM_CONV && can_ssm_conv(op);
+        return known ? &shared : nullptr;
+    }
+};
+
 traits * traits_of(const ggml_tensor * tensor) {
     static traits q4_0(weight_type::q4_0), q8_0(weight_type::q8_0), q4_k(weight_type::q4_k), q5_k(weight_type::q5_k),
         q6_k(weight_type::q6_k);
@@ -90,7 +111,9 @@ public:
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         const bool known = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID || op->op == GGML_OP_GET_ROWS;
-        return known && is_ours(op) ? static_cast<ggml::cpu::tensor_traits *>(op->src[0]->extra) : exact_traits(op);
+        if (known && is_ours(op)) return static_cast<ggml::cpu::tensor_traits *>(op->src[0]->extra);
+        if (auto * conv = conv_traits::of(op)) return conv;
+        return exact_traits(op);
     }
 
 private:
