@@ -6,6 +6,7 @@ from pathlib import Path
 
 import child
 import modelgen
+import numpy as np
 import oracle
 import pytest
 
@@ -94,6 +95,24 @@ PREDICTIONS = """
                       "noise": difference.std() / len(difference) ** 0.5}))
 """
 
+# Logits in F32, of passes of one token and many, of one sequence and several: what is left are the convolutions.
+CONVOLUTIONS = """
+    import sys
+    import numpy as np
+    from lfmfast.lowlevel import Batch, Context, Model
+    model, rows, tokens = Model.load(sys.argv[1]), [], [1 + (37 * i) % 1200 for i in range(400)]
+    with Context(model, n_ctx=2048, n_seq_max=5, n_threads=int(sys.argv[3])) as context:
+        for n_seqs, n_each, position in ((1, 75, 0), (1, 1, 75), (1, 3, 76), (1, 16, 79), (1, 17, 95), (5, 1, 112), (5, 18, 113)):
+            batch = Batch(n_each * n_seqs, n_seqs)
+            for seq in range(n_seqs):
+                if position == 112 and seq:
+                    context.seq_cp(0, seq)
+                batch.extend(tokens[seq + position:][:n_each], position, seq_id=seq, output="all")
+            context.decode(batch)
+            rows.append(context.logits.copy())
+    np.save(sys.argv[2], np.concatenate(rows))
+"""
+
 
 @functools.cache
 def active(kernels: str) -> str:
@@ -144,6 +163,18 @@ def test_a_sequence_has_the_same_logits_in_every_pass(models, kernels, shape, qu
     difference = float(child.run(EXACT, models(shape, quantize)[0], LFMFAST_KERNELS=kernels))
     # A MoE's router is F32 and ggml's, whose sums depend on the number of rows.
     assert difference < 1e-4 if shape == "tiny-moe" else difference == 0
+
+
+def test_convolutions_are_as_ggmls(models, tmp_path):
+    if active("") == "none":
+        pytest.skip("not on this machine")
+    full, logits = models("tiny-wide", "F16")[1], []
+    for kernels, n_threads in (("0", 1), ("1", 1), ("1", 3)):
+        child.run(CONVOLUTIONS, full, tmp_path / "logits.npy", str(n_threads), LFMFAST_KERNELS=kernels)
+        logits.append(np.load(tmp_path / "logits.npy"))
+    ggml, ours, ours_threaded = logits
+    assert np.abs(ours - ggml).max() < 1e-4 * np.abs(ggml).max()
+    assert np.array_equal(ours, ours_threaded)
 
 
 @pytest.mark.slow

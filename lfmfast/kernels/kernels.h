@@ -32,8 +32,9 @@ struct kernel_set {
     void (*quantize)(weight_type type, const float * x, int n, act_block * out);
 
     // out[i][r] = sum over k of weight row r of the panel times row i, for `n` rows. Block b of row i is acts[b * stride + i].
+    // Where out[i] will be copied to, places[i], is meanwhile brought to the cache; null if that is of no use.
     void (*panel_product)(weight_type type, const uint8_t * panel, int64_t k, const act_block * acts, int64_t stride, int n,
-                          float (*out)[panel_rows]);
+                          float (*out)[panel_rows], const char * const * places);
 };
 
 // The sets that this library was built with and this CPU has, best first; null at the end.

@@ -68,11 +68,14 @@ public:
     template <class RowOf> void quantize_rows(act_block * acts, RowOf row_of) const {
         const int64_t blocks = n_blocks(dst->src[0]), total = n_rows * blocks;
         const int64_t first = total * params->ith / params->nth, last = total * (params->ith + 1) / params->nth;
-        for (int64_t i = first; i < last; ++i) {
-            const int64_t row = i / blocks, block = i % blocks, at = block * block_k;
-            const float * x = reinterpret_cast<const float *>(row_of(row)) + at;
-            weights.kernels->quantize(weights.type, x, static_cast<int>(std::min<int64_t>(block_k, k - at)),
-                                      acts + block * n_rows + row);
+        int64_t row = first / blocks, block = first % blocks;
+        for (int64_t i = first; i < last; ++row, block = 0) {
+            const float * x = reinterpret_cast<const float *>(row_of(row));
+            for (; block < blocks && i < last; ++block, ++i) {
+                const int64_t at = block * block_k;
+                weights.kernels->quantize(weights.type, x + at, static_cast<int>(std::min<int64_t>(block_k, k - at)),
+                                          acts + block * n_rows + row);
+            }
         }
         if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
         ggml_barrier(params->threadpool);
@@ -83,26 +86,29 @@ public:
     void run(const act_block * acts, int64_t n_tasks, TaskAt task_at, DstRow dst_row) const {
         const int64_t step     = std::clamp<int64_t>(n_panels * n_tasks / (params->nth * 8), 1, max_panels);
         const int64_t n_groups = (n_panels + step - 1) / step;
+        char *        places[max_task_rows];
         for (int64_t c = params->ith; c < n_tasks * n_groups; c = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             const task    t     = task_at(c / n_groups);
             const int64_t first = c % n_groups * step, last = std::min(first + step, n_panels);
-            for (int64_t p = first; p < last; ++p) run_panel(acts, t, p, dst_row);
+            for (int32_t i = 0; i < t.n; ++i) places[i] = dst_row(t.first + i) + first * panel_rows * sizeof(float);
+            for (int64_t p = first; p < last; ++p) run_panel(acts, t, p, places);
         }
     }
 
 private:
-    template <class DstRow> void run_panel(const act_block * acts, const task & t, int64_t p, DstRow dst_row) const {
+    // Leaves the places of the next panel.
+    void run_panel(const act_block * acts, const task & t, int64_t p, char ** places) const {
         alignas(64) float out[max_task_rows][panel_rows];
         const auto * panel = static_cast<const uint8_t *>(dst->src[0]->data) + (t.matrix * n_panels + p) * panel_size;
-        weights.kernels->panel_product(weights.type, panel, k, acts + t.first, n_rows, t.n, out);
+        weights.kernels->panel_product(weights.type, panel, k, acts + t.first, n_rows, t.n, out, places);
         const int64_t n = std::min<int64_t>(panel_rows, m - p * panel_rows);
         for (int32_t i = 0; i < t.n; ++i) {
-            char * to = dst_row(t.first + i) + p * sizeof(out[i]);
             if (n == panel_rows) {
-                memcpy(to, out[i], sizeof(out[i]));  // of a size that the compiler knows
+                memcpy(places[i], out[i], sizeof(out[i]));  // of a size that the compiler knows
             } else {
-                memcpy(to, out[i], static_cast<size_t>(n) * sizeof(float));
+                memcpy(places[i], out[i], static_cast<size_t>(n) * sizeof(float));
             }
+            places[i] += sizeof(out[i]);
         }
     }
 

@@ -96,8 +96,10 @@ template <class V> void quantize(weight_type type, const float * x, int n, act_b
 
 // --- weights: unpacked to bytes ------------------------------------------------------------------------------------------
 
+constexpr int blocks_ahead = 2;  // of the one that is multiplied: while that goes on, nothing reads memory
+
 // The lanes of a panel that a vector holds: `at` counts its rows.
-template <class V> struct unpacker {
+template <class V, bool Ahead> struct unpacker {
     using ints   = typename V::ints;
     using floats = typename V::floats;
 
@@ -105,12 +107,12 @@ template <class V> struct unpacker {
     const uint8_t * scales;  // 16-bit ones, the same
     weights &       out;
     int             at;
-    int             ahead;   // bytes of a block
+    int             block_bytes;
 
-    // Has the same word of a later block brought to the L2 cache: while a block is multiplied, nothing reads memory.
+    // With Ahead, has the same word of a later block brought to the L2 cache.
     ints word(int i) const {
         const uint8_t * p = words + i * panel_rows * 4 + at * 4;
-        if (at * 4 % 64 == 0) __builtin_prefetch(p + 2 * ahead, 0, 2);
+        if (Ahead && at * 4 % 64 == 0) __builtin_prefetch(p + blocks_ahead * block_bytes, 0, 2);
         return V::load(p);
     }
     // The word of packed values, to be put in one group of the same parity or more.
@@ -336,11 +338,29 @@ void tile_of(int size, const weights & w, int n_sub, const act_block * a, float 
     }
 }
 
-// As few tiles as there can be, of nearly the same size.
+// Has the two lines of each result's later place brought to the L2 cache.
+inline void prefetch(const char * const * places, int n) {
+    for (int i = 0; i < n; ++i) {
+        __builtin_prefetch(places[i], 1, 2);
+        __builtin_prefetch(places[i] + 64, 1, 2);
+    }
+}
+
+template <class V> int tiles_of(int n) { return (n + V::max_tile - 1) / V::max_tile; }
+
+// As few tiles as there can be, of nearly the same size. Meanwhile, `bytes_ahead` of weights are brought to the L2 cache.
 template <class V, weight_type Type>
-void tiles(const weights & w, int n_sub, const act_block * a, int n, float (*out)[panel_rows]) {
-    for (int left = (n + V::max_tile - 1) / V::max_tile; left > 0; --left) {
+void tiles(const weights & w, int n_sub, const act_block * a, int n, float (*out)[panel_rows], const char * const * places,
+           const uint8_t * ahead, int bytes_ahead) {
+    int left = tiles_of<V>(n);
+    const int bytes = (bytes_ahead / left + 63) / 64 * 64;
+    for (; left > 0; --left, ahead += bytes) {
+        for (int at = 0; at < bytes; at += 64) __builtin_prefetch(ahead + at, 0, 2);
         const int even = (n + left - 1) / left, size = V::octets && even % 2 && even < n ? even + 1 : even;
+        if (places) {
+            prefetch(places, size);
+            places += size;
+        }
         tile_of<V, Type, V::max_tile>(size, w, n_sub, a, out);
         n -= size;
         a += size;
@@ -348,10 +368,10 @@ void tiles(const weights & w, int n_sub, const act_block * a, int n, float (*out
     }
 }
 
-template <class V, weight_type Type>
+template <class V, weight_type Type, bool Ahead>
 void unpack(const uint8_t * words, const uint8_t * scales, int word_bytes, int n_sub, weights & out) {
     for (int at = 0; at < panel_rows; at += V::lanes) {
-        const unpacker<V> u{words, scales, out, at, word_bytes};
+        const unpacker<V, Ahead> u{words, scales, out, at, word_bytes};
         if constexpr (Type == weight_type::q4_0) u.q4_0(n_sub);
         if constexpr (Type == weight_type::q8_0) u.q8_0(n_sub);
         if constexpr (Type == weight_type::q4_k) u.q4_k();
@@ -361,7 +381,8 @@ void unpack(const uint8_t * words, const uint8_t * scales, int word_bytes, int n
 }
 
 template <class V, weight_type Type>
-void product_of(const uint8_t * panel, int64_t k, const act_block * acts, int64_t stride, int n, float (*out)[panel_rows]) {
+void product_of(const uint8_t * panel, int64_t k, const act_block * acts, int64_t stride, int n, float (*out)[panel_rows],
+                const char * const * places) {
     // 256 values are one block of a K type, eight of the others
     constexpr int n_words = Type == weight_type::q4_0   ? 8 * 4
                                 : Type == weight_type::q8_0 ? 8 * 8
@@ -377,20 +398,26 @@ void product_of(const uint8_t * panel, int64_t k, const act_block * acts, int64_
     weights w;
     for (int64_t at = 0; at < k; at += block_k, words += word_bytes, scales += scale_bytes, acts += stride) {
         const int n_sub = (k - at < block_k ? static_cast<int>(k - at) : block_k) / (4 * type_traits<Type>::groups);
-        unpack<V, Type>(words, scales, word_bytes, n_sub, w);
-        tiles<V, Type>(w, n_sub, acts, n, out);
+        const auto places_now = k - at > block_k ? nullptr : places;
+        if (tiles_of<V>(n) > 1) {  // spread over them: together, they would wait for each other
+            unpack<V, Type, false>(words, scales, word_bytes, n_sub, w);
+            tiles<V, Type>(w, n_sub, acts, n, out, places_now, words + blocks_ahead * word_bytes, word_bytes);
+        } else {
+            unpack<V, Type, true>(words, scales, word_bytes, n_sub, w);
+            tiles<V, Type>(w, n_sub, acts, n, out, places_now, nullptr, 0);
+        }
     }
 }
 
 template <class V>
 void panel_product(weight_type type, const uint8_t * panel, int64_t k, const act_block * acts, int64_t stride, int n,
-                   float (*out)[panel_rows]) {
+                   float (*out)[panel_rows], const char * const * places) {
     switch (type) {
-        case weight_type::q4_0: return product_of<V, weight_type::q4_0>(panel, k, acts, stride, n, out);
-        case weight_type::q8_0: return product_of<V, weight_type::q8_0>(panel, k, acts, stride, n, out);
-        case weight_type::q4_k: return product_of<V, weight_type::q4_k>(panel, k, acts, stride, n, out);
-        case weight_type::q5_k: return product_of<V, weight_type::q5_k>(panel, k, acts, stride, n, out);
-        case weight_type::q6_k: return product_of<V, weight_type::q6_k>(panel, k, acts, stride, n, out);
+        case weight_type::q4_0: return product_of<V, weight_type::q4_0>(panel, k, acts, stride, n, out, places);
+        case weight_type::q8_0: return product_of<V, weight_type::q8_0>(panel, k, acts, stride, n, out, places);
+        case weight_type::q4_k: return product_of<V, weight_type::q4_k>(panel, k, acts, stride, n, out, places);
+        case weight_type::q5_k: return product_of<V, weight_type::q5_k>(panel, k, acts, stride, n, out, places);
+        case weight_type::q6_k: return product_of<V, weight_type::q6_k>(panel, k, acts, stride, n, out, places);
     }
 }
 

@@ -125,7 +125,7 @@ std::vector<result> products(const kernel_set & set, weight_type type, const byt
     const auto          acts = quantized(set, type, xs);
     std::vector<result> out(xs.size());
     const int           n = static_cast<int>(xs.size());
-    set.panel_product(type, panel.data(), k, acts.data(), n, n, &out[0].values);
+    set.panel_product(type, panel.data(), k, acts.data(), n, n, &out[0].values, nullptr);
     return out;
 }
 
