@@ -102,7 +102,8 @@ CONVOLUTIONS = """
     from lfmfast.lowlevel import Batch, Context, Model
     model, rows, tokens = Model.load(sys.argv[1]), [], [1 + (37 * i) % 1200 for i in range(400)]
     with Context(model, n_ctx=2048, n_seq_max=5, n_threads=int(sys.argv[3])) as context:
-        for n_seqs, n_each, position in ((1, 75, 0), (1, 1, 75), (1, 3, 76), (1, 16, 79), (1, 17, 95), (5, 1, 112), (5, 18, 113)):
+        passes = (1, 75, 0), (1, 1, 75), (1, 3, 76), (1, 16, 79), (1, 17, 95), (5, 1, 112), (5, 18, 113)
+        for n_seqs, n_each, position in passes:
             batch = Batch(n_each * n_seqs, n_seqs)
             for seq in range(n_seqs):
                 if position == 112 and seq:
