@@ -116,7 +116,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Cancel what is left and free everything; called when the loop is closed and at the end of the process."""
-        if self.pid != os.getpid() or not self._closing.acquire(blocking=False):
+        if self.closed or self.pid != os.getpid() or not self._closing.acquire(blocking=False):
             return
         self.closed = True
         self.mailbox.close()

@@ -182,8 +182,9 @@ class AsyncStream(StreamFacts, AsyncIterator[Piece]):
         await self.aclose()
 
     def __del__(self) -> None:
-        if getattr(self, "_pid", 0) == os.getpid() and not self._request.over:
-            self._request.drop()
+        request = getattr(self, "_request", None)
+        if request is not None and not request.over and self._pid == os.getpid():  # all are over when modules are torn down
+            request.drop()
 
 
 class AsyncModel:
