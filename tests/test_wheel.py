@@ -199,9 +199,9 @@ def test_auditwheel(wheel, tmp_path):
     run(sys.executable, "-m", "auditwheel", "repair", "--plat", tag[1], "-w", tmp_path, wheel, env=env)
     (repaired,) = tmp_path.glob("*.whl")
     assert tag[1] in repaired.name
-    names, repaired_names = (
-        sorted(name for name in zipfile.ZipFile(path).namelist() if ".dist-info" not in name and name[-1] != "/") for path in (wheel, repaired)
-    )
+    names, repaired_names = (sorted(zipfile.ZipFile(path).namelist()) for path in (wheel, repaired))
+    for listed in (names, repaired_names):
+        listed[:] = [name for name in listed if ".dist-info" not in name and not name.endswith("/")]
     assert repaired_names == names
 
 
