@@ -7,7 +7,8 @@ however its prompt is cut into passes, and with any number of threads. What they
 otherwise. A limit in milliseconds can end an answer sooner.
 
 Our kernels sum in one order for every number of rows. For attention, and for weights that are not quantised, ggml has faster
-ways for many rows, whose sums run in another order; they are not used then.
+ways for many rows, whose sums run in another order; they are not used then. That costs a sixth of the speed at which a prompt
+of 1,500 tokens is read (350M shape, Q4_K_M, two threads), less of a shorter one's, and less than a tenth of that of a step.
 
 It does not hold, and is refused, with layers on a GPU, without our kernels, with weights of types that they lack (with
 ``repack=False`` all types are served, slowly), for requests with ``cache_reuse``, and for prefixes from files that were written
