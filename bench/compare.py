@@ -13,9 +13,9 @@
     batch-shared  the same with one system prompt of 500 tokens
 
 Sides are lfmfast (in Python; a file: `lfmfast batch`), `lfmfast serve`, llama-server of the source that lfmfast is built from,
-llama-cpp-python (compiled here) and xllamacpp (its wheel). Each runs in processes of its own, the packages in virtual
-environments of their own, which the first run makes in LFMFAST_BENCH_DIR (minutes). All get the same model file, threads,
-sampling and conversations, in turns. A side that fails gets a row that says why.
+llama-cpp-python (compiled here), xllamacpp (its wheel), and OpenVINO GenAI with a conversion of its own. Each runs in processes
+of its own, the packages in virtual environments of their own, which the first run makes in LFMFAST_BENCH_DIR (minutes). All get
+the same model file (but OpenVINO), threads, sampling and conversations, in turns. A side that fails gets a row that says why.
 
 A library answers in its own process, a server over HTTP, with one streaming client per slot. For a file a server's slots are
 kept full by connections that stay open and ask for whole answers; llama-server's number of slots and other flags are the best
@@ -99,7 +99,7 @@ def wanted(name: str, scenario: Scenario) -> bool:
 
 def setting_of(name: str, scenario: Scenario, model_file: Path, args: argparse.Namespace, tuned: dict[str, Any]) -> Setting:
     """How a side is started. A server other than ours gets llama-server's best settings for a file."""
-    setting = Setting(str(model_file), args.threads, scenario.n_clients, scenario.n_ctx)
+    setting = Setting(str(model_file), args.threads, scenario.n_clients, scenario.n_ctx, shape="" if args.model else args.shape)
     if scenario.is_batch and KINDS[name].how == OVER_HTTP and tuned:
         best = tuning.best(tuned)
         setting = replace(setting, n_parallel=best["n_parallel"], options=best["options"])
@@ -130,11 +130,11 @@ def run(key: str, scenario: Scenario, record: texts.Record, model_file: Path, wo
     progress("")
 
 
-def about(kind: Kind) -> dict[str, Any]:
+def about(kind: Kind, shape: str) -> dict[str, Any]:
     """Title and version of a side, or why it is missing. What it needs is made now."""
     values: dict[str, Any] = {"title": kind.title, "how": kind.how, "ours": kind.title.startswith("lfmfast")}
     try:
-        values["about"] = kind.about()
+        values["about"] = kind.about(shape)
     except (Exception, SystemExit) as error:  # whatever a peer's build does, the others run
         values["missing"] = str(error) or repr(error)
     return values
@@ -191,13 +191,14 @@ def main(argv: list[str] | None = None) -> int:
         model_file, words = args.model.resolve(), word_list(args.model)
     else:
         model_file, words = words_model(modelgen.bench_model(args.shape, args.quant))
+    shape = "" if args.model else args.shape
     record: texts.Record = {
         "made": datetime.date.today().isoformat(), "machine": report.machine(), "threads": args.threads,
         "model": report.file(model_file) if args.model else f"LFM2.5-{args.shape} shape, {args.quant}, random weights, "
                                                            f"{model_file.stat().st_size / 1e6:,.0f} MB",
         "sampling": json.dumps(SAMPLING), "repeats": args.repeats,
         "caveat": "A quick run: its numbers say nothing." if args.quick else "",
-        "notes": list(NOTES), "sides": {name: about(KINDS[name]) for name in args.sides}, "tuning": {}, "scenarios": {},
+        "notes": list(NOTES), "sides": {name: about(KINDS[name], shape) for name in args.sides}, "tuning": {}, "scenarios": {},
     }  # fmt: skip
     print(*(f"{key:10} {record[key]}" for key in ("machine", "model", "threads", "sampling")), sep="\n")
     print(*(f"{name:18} {values.get('about') or 'missing: ' + values['missing']}" for name, values in record["sides"].items()),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from bench import peers
 from bench.engine_sides import SAMPLING, Ours, PeerError, Prompt, Request, Server
 from bench.engine_sides import Side as EngineSide
-from bench.peers import venvs
+from bench.peers import openvino, venvs
 
 FOLDER = Path(__file__).parent / "peers"
 
@@ -25,9 +26,12 @@ FOLDER = Path(__file__).parent / "peers"
 class PipedRequest(Request):
     """An answer of a library in another process. An event is a token."""
 
-    def __init__(self, side: Library, prompt: Prompt, n_tokens: int, seed: int) -> None:
+    def __init__(self, side: Library, prompt: dict[str, Any], n_tokens: int, seed: int) -> None:
         super().__init__()
-        self._events = side.send({"messages": prompt, "max_tokens": n_tokens, "seed": seed, **SAMPLING})
+        self._events = side.send({**prompt, "max_tokens": n_tokens, "seed": seed, **SAMPLING})
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self.text += event["text"]
 
     def _pieces(self) -> Iterator[int]:
         while True:
@@ -36,7 +40,7 @@ class PipedRequest(Request):
                 raise PeerError("the process ended")
             if "done" in event:
                 return
-            self.text += event["text"]
+            self._tell(event)
             self.n_generated += 1
             yield 1
 
@@ -77,7 +81,7 @@ class Library:
         return events
 
     def ask(self, prompt: Prompt, n_tokens: int, seed: int = 1) -> Request:
-        return PipedRequest(self, prompt, n_tokens, seed)
+        return PipedRequest(self, {"messages": prompt}, n_tokens, seed)
 
     def facts(self) -> dict[str, Any]:
         return {}
@@ -95,6 +99,24 @@ class Library:
             self._process.kill()
             self._process.wait()
         self._log.close()
+
+
+class TokenRequest(PipedRequest):
+    """An answer that is told in numbers of tokens; its text is as many words."""
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self.text += " word" * event["n"]
+
+
+class TokenLibrary(Library):
+    """A library that is given token ids: one for each word, and about as many as the template has around a message."""
+
+    def ask(self, prompt: Prompt, n_tokens: int, seed: int = 1) -> Request:
+        ids = [1]
+        for message in prompt:
+            assert isinstance(message, dict)
+            ids += [6, 20, 21, *(22 + zlib.crc32(word.encode()) % 60000 for word in message["content"].split()), 7, 21]
+        return TokenRequest(self, {"tokens": ids}, n_tokens, seed)
 
 
 Side = EngineSide | Library
@@ -132,6 +154,7 @@ class Setting:
     n_threads: int
     n_parallel: int
     n_ctx: int  # tokens of each
+    shape: str = ""  # of a generated model
     options: Sequence[str] = ()
 
 
@@ -154,7 +177,11 @@ def _xllamacpp() -> list[str]:
     return [str(venvs.interpreter(venvs.XLLAMACPP)), str(FOLDER / "xllamacpp_server.py")]
 
 
-def _lfmfast_about() -> str:
+def _openvino(s: Setting) -> Side:
+    return TokenLibrary(openvino.worker(s.shape, n_threads=s.n_threads, n_parallel=s.n_parallel))
+
+
+def _lfmfast_about(shape: str) -> str:
     import lfmfast
 
     info = lfmfast.build_info()
@@ -162,13 +189,21 @@ def _lfmfast_about() -> str:
             f"{info['kernels']}")
 
 
-def _llama_server_about() -> str:
+def _openvino_about(shape: str) -> str:
+    if not shape or not openvino.has(shape):
+        raise RuntimeError("OpenVINO runs a conversion of its own, and of generated LFM2 shapes without experts only")
+    openvino.worker(shape, n_threads=1, n_parallel=1)
+    return (f"{openvino.PACKAGES[1]}, the same shape and random weights in its own format: {openvino.SETTINGS}; it is given "
+            "token ids, and writes no text")
+
+
+def _llama_server_about(shape: str) -> str:
     peers.program("llama-server")
     return f"llama.cpp b{peers.build()}, the source that lfmfast is built from, {' '.join(peers.flags())}"
 
 
-def _package_about(package: venvs.Package, text: str) -> Callable[[], str]:
-    def about() -> str:
+def _package_about(package: venvs.Package, text: str) -> Callable[[str], str]:
+    def about(shape: str) -> str:
         venvs.interpreter(package)
         return f"{package.name} {package.version} ({text})"
     return about
@@ -183,17 +218,16 @@ class Kind:
     how : str
         "in Python" or "over HTTP": only sides of the same kind are compared, but for batches.
     about : callable
-        Version and build. It makes what is not there yet, and raises if that fails.
-    start : callable, optional
-        None: it can't be started; `about` says why.
+        Version and build, of the side that is to run a generated shape ("": a file that was given). It makes what is not there
+        yet, and raises if that fails.
     parallel : bool
         It can answer several at once.
     """
 
     title: str
     how: str
-    about: Callable[[], str]
-    start: Callable[[Setting], Side] | None
+    about: Callable[[str], str]
+    start: Callable[[Setting], Side]
     parallel: bool = True
 
 
@@ -204,6 +238,7 @@ KINDS = {
         "llama-cpp-python", IN_PYTHON,
         _package_about(venvs.LLAMA_CPP_PYTHON, f"llama.cpp 0c1e57098, compiled here with {' '.join(peers.flags())}"),
         _llama_cpp_python, parallel=False),
+    "openvino": Kind("OpenVINO GenAI", IN_PYTHON, _openvino_about, _openvino),
     "lfmfast-serve": Kind("lfmfast serve", OVER_HTTP, _lfmfast_about,
                           _server(lambda: [sys.executable, "-m", "lfmfast", "serve"])),
     "llama-server": Kind("llama-server", OVER_HTTP, _llama_server_about,

@@ -22,6 +22,8 @@ from typing import Any
 import modelgen
 import numpy as np
 
+from bench.peers.openvino_process import properties
+
 PACKAGES = ("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", "transformers==5.4.0",
             "torch==2.13.0")
 SETTINGS = "int4 sym g128 (embedding and output int8), activations in groups of 128, f32"
@@ -49,6 +51,12 @@ def measure(shape: str, *, n_threads: int, n_prompt: int, sequences: list[int]) 
 def logits(shape: str, tokens: list[int], target: Path) -> None:
     """Write the logits of a prompt, (tokens, vocabulary) in F32, as an .npy file."""
     _run("logits", str(_model(shape)), json.dumps(tokens), str(target))
+
+
+def worker(shape: str, *, n_threads: int, n_parallel: int) -> list[str]:
+    """The command of openvino_worker.py, which answers requests; what it needs is made now."""
+    return [str(_python()), "-I", str(PROCESS.with_name("openvino_worker.py")), str(_model(shape)), str(n_parallel),
+            json.dumps(properties(n_threads))]  # fmt: skip
 
 
 def _folder() -> Path:
