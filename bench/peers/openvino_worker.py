@@ -34,6 +34,7 @@ def main(folder: str, n_parallel: int, properties: str) -> None:
     """Answer until stdin ends."""
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.num_kv_blocks = 2048, n_parallel, 4096
+    scheduler.enable_prefix_caching = True
     pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", json.loads(properties), {}, {})
     say(ready=openvino_genai.__version__)
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
