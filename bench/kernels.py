@@ -165,6 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kernels", default="1", help="for LFMFAST_KERNELS: avx512vnni, avxvnni, avx2; 1: the best here")
+    parser.add_argument("--package", type=Path, help="folder with the lfmfast to measure, such as one built for AVX2 alone")
     parser.add_argument("--peer", default="openvino", choices=["openvino", "none"], help="besides ggml")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--logits", help=argparse.SUPPRESS)
@@ -175,6 +176,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.worker:
         print(json.dumps(worker(args.worker, args.threads, args.prompt, args.sequences)))
         return 0
+    if args.package:  # instead of the installed one, here and in the workers
+        sys.path.insert(0, str(args.package.resolve()))
+        os.environ["PYTHONPATH"] = str(args.package.resolve())
     import lfmfast
 
     print(f"machine    {report.machine()}")
