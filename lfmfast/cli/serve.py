@@ -234,7 +234,7 @@ def serve(
         "n_queue": queue, "n_threads": threads if threads and threads > 0 else None, "n_threads_batch": threads_batch,
         "n_gpu_layers": _layers(gpu_layers), "n_batch": batch, "n_ubatch": ubatch, "type_k": type_k, "type_v": type_v,
         "flash_attn": _switch("--flash-attn", flash_attn), "cache_bytes": _cache_bytes(cache_ram), "use_mmap": mmap,
-        "use_mlock": mlock, "repack": repack, "deterministic": deterministic,
+        "use_mlock": mlock, "repack": repack, "deterministic": deterministic or None,
         "chat_template": _template(chat_template, chat_template_file),
     }  # fmt: skip
     plan(ctx_size, ctx_per_slot, parallel, kv_unified, lambda: 1 << 20)  # says what is wrong before anything is downloaded

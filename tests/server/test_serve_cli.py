@@ -123,12 +123,12 @@ def test_flags_of_the_guide(opened: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_model_flags(opened: Any) -> None:
     _, options = opened("-c", "2048", "-np", "2", "-t", "3", "-tb", "5", "-b", "64", "-ub", "32", "-ngl", "7", "-ctk", "q8_0",
                         "-ctv", "f32", "-fa", "on", "--cache-ram", "16", "--no-mmap", "--mlock", "--no-repack",
-                        "--queue", "9", "--chat-template", "{{ messages }}")  # fmt: skip
+                        "--queue", "9", "--chat-template", "{{ messages }}", "--deterministic")  # fmt: skip
     del options["path"]
     assert options == {
         "n_ctx": 1024, "n_parallel": 2, "n_threads": 3, "n_threads_batch": 5, "n_batch": 64, "n_ubatch": 32, "n_gpu_layers": 7,
         "type_k": "q8_0", "type_v": "f32", "flash_attn": True, "cache_bytes": 16 << 20, "use_mmap": False, "use_mlock": True,
-        "repack": False, "n_queue": 9, "chat_template": "{{ messages }}",
+        "repack": False, "n_queue": 9, "chat_template": "{{ messages }}", "deterministic": True,
     }  # fmt: skip
 
 
