@@ -56,9 +56,9 @@ def _panel(axes: Axes, record: Record, scenario: str) -> None:
     for label, side in zip(axes.get_yticklabels(), sides, strict=True):
         label.set_fontweight("bold" if record["sides"][side]["ours"] else "normal")
     axes.set_ylim(len(sides) - 0.45, -0.55)
-    axes.set_xlim(0, longest * 1.62)  # room for the text
+    axes.set_xlim(0, longest * 1.95)  # room for the text
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= longest * 1.02])
-    axes.set_xlim(0, longest * 1.62)
+    axes.set_xlim(0, longest * 1.95)
     axes.set_title(record["scenarios"][scenario]["title"], loc="left", fontsize=10, fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)

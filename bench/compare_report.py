@@ -28,7 +28,7 @@ def rates(record: Record, scenario: str, side: str) -> list[float]:
 def why_not(record: Record, scenario: str, side: str) -> str:
     """Why a side has no number, in a line."""
     failed = [run["failed"] for run in record["scenarios"][scenario]["runs"].get(side, []) if "failed" in run]
-    return str(record["sides"][side].get("missing") or (failed[0] if failed else "not run")).splitlines()[0]
+    return str(record["sides"][side].get("missing") or (failed[0] if failed else "left out")).splitlines()[0]
 
 
 def ours(record: Record, scenario: str, side: str) -> str | None:
