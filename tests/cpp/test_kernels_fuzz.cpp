@@ -158,7 +158,7 @@ struct packed {
         std::vector<float> out;
         for (int64_t p = 0; p < n_panels(); ++p) {
             float values[1][panel_rows];
-            set.panel_product(type, panel(matrix, p), k, acts.data(), 1, 1, values);
+            set.panel_product(type, panel(matrix, p), k, acts.data(), 1, 1, values, nullptr);
             out.insert(out.end(), values[0], values[0] + std::min<int64_t>(panel_rows, m - p * panel_rows));
         }
         return out;
