@@ -9,6 +9,10 @@
 #else
 #include <cpuid.h>
 #endif
+#ifdef LFMFAST_KERNELS_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(LFMFAST_KERNELS_ARM)
 #ifdef __APPLE__
 #include <sys/sysctl.h>
@@ -55,8 +59,19 @@ uint64_t saved_states() {
 #endif
 }
 
+// Linux saves AMX's tiles only for a process that asked for it.
+bool may_use_tiles(uint64_t saved) {
+#ifdef LFMFAST_KERNELS_AMX
+    constexpr int request = 0x1023, tiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return (saved & 0x60000) == 0x60000 && syscall(SYS_arch_prctl, request, tiles) == 0;
+#else
+    (void) saved;
+    return false;
+#endif
+}
+
 struct x86_features {
-    bool avx2, avxvnni, avx512vnni;
+    bool avx2, avxvnni, avx512vnni, amx;
 
     x86_features() {
         const registers one = cpuid(1, 0), seven = cpuid(7, 0);
@@ -66,6 +81,7 @@ struct x86_features {
         avxvnni    = avx2 && seven.eax >= 1 && has(cpuid(7, 1).eax, 4);
         avx512vnni = avx2 && (saved & 0xe6) == 0xe6 && has(seven.ebx, 16) && has(seven.ebx, 17) && has(seven.ebx, 30) &&
                      has(seven.ebx, 31) && has(seven.ecx, 11);  // F, DQ, BW, VL, VNNI
+        amx = avx512vnni && has(seven.edx, 24) && has(seven.edx, 25) && may_use_tiles(saved);  // TILE, INT8
     }
 };
 
@@ -96,12 +112,15 @@ struct arm_features {
 #endif
 
 struct set_list {
-    const kernel_set * sets[4] = {};
+    const kernel_set * sets[5] = {};
 
     set_list() {
 #ifdef LFMFAST_KERNELS_X86
         const x86_features cpu;
         int                n = 0;
+#ifdef LFMFAST_KERNELS_AMX
+        if (cpu.amx) sets[n++] = &amx;
+#endif
         if (cpu.avx512vnni) sets[n++] = &avx512vnni;
 #ifdef LFMFAST_KERNELS_AVXVNNI
         if (cpu.avxvnni) sets[n++] = &avxvnni;

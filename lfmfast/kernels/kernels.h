@@ -43,6 +43,7 @@ const kernel_set * const * available();
 // The set that LFMFAST_KERNELS names, the best one if it names none, or null: "0" or no set for this CPU.
 const kernel_set * active();
 
+extern const kernel_set amx;
 extern const kernel_set avx512vnni;
 extern const kernel_set avxvnni;
 extern const kernel_set avx2;

@@ -13,7 +13,7 @@ struct vec128 {
     using floats = float32x4_t;
     static constexpr int  lanes     = 4;
     static constexpr int  q8_offset = 0;
-    static constexpr bool byte_mins = true;
+    static constexpr bool byte_mins = true, exact = false;
 
     static ints load(const void * p) { return vreinterpretq_s32_u8(vld1q_u8(static_cast<const uint8_t *>(p))); }
     static void store(void * p, ints x) { vst1q_u8(static_cast<uint8_t *>(p), vreinterpretq_u8_s32(x)); }

@@ -7,25 +7,100 @@
 namespace lfmfast::kernels {
 namespace {
 
-// A block of 256 along K of one panel, unpacked.
-struct weights {
-    alignas(64) uint8_t q[64][panel_rows * 4];    // 4 consecutive values of each row
-    alignas(64) float   scale[16][panel_rows];    // of each 32 values, or 16 (q6_k)
-    alignas(64) int16_t min[4][panel_rows * 2];   // of two consecutive sub-blocks of each row (q4_k, q5_k); or see put_mins
+// The minima of a block of 256 along K of one panel (q4_k, q5_k).
+struct minima {
+    alignas(64) int16_t min[4][panel_rows * 2];  // of two consecutive sub-blocks of each row; or see put_mins
     alignas(64) float   min_scale[panel_rows];
+
+    // Those of eight sub-blocks, the bytes of two words: as pairs of 16 bits, or as bytes.
+    template <class V> void put_mins(int at, typename V::ints first, typename V::ints second, typename V::floats scale) {
+        using ints = typename V::ints;
+        V::store(min_scale + at, scale);
+        if constexpr (V::octets) {
+            V::store(min[0] + at * 4, V::zip_low(first, second));
+            V::store(min[0] + at * 4 + 2 * V::lanes, V::zip_high(first, second));
+        } else if constexpr (V::byte_mins) {
+            V::store(min[0] + at * 2, first);
+            V::store(min[1] + at * 2, second);
+        } else {
+            const ints low = V::splat(0xff), high = V::splat(0xff0000);
+            const auto pair = [&](ints x) {  // bytes 0 and 1
+                return V::bit_or(V::bit_and(x, low), V::bit_and(V::template shift_left<8>(x), high));
+            };
+            V::store(min[0] + at * 2, pair(first));
+            V::store(min[1] + at * 2, pair(V::template shift_right<16>(first)));
+            V::store(min[2] + at * 2, pair(second));
+            V::store(min[3] + at * 2, pair(V::template shift_right<16>(second)));
+        }
+    }
 };
 
-// Bits of an unpacked value, and groups of four values that share a scale. K types have one scale of a row's 256 values.
-template <int Bits, int Groups, bool KType> struct traits_of {
-    static constexpr int  bits = Bits, groups = Groups;
-    static constexpr bool k_type = KType;
+// A block of 256 along K of one panel, unpacked.
+struct weights : minima {
+    alignas(64) uint8_t q[64][panel_rows * 4];  // 4 consecutive values of each row
+    alignas(64) float   scale[16][panel_rows];  // of each 32 values, or 16 (q6_k)
+    alignas(64) float   d[panel_rows];          // with V::exact, a factor of all scales of a K type
+
+    template <class V> void put(int group, int at, typename V::ints x) {
+        if constexpr (V::octets) {
+            V::store(q[group & ~1] + at * 8 + group % 2 * 4 * V::lanes, x);
+        } else {
+            V::store(q[group] + at * 4, x);
+        }
+    }
+
+    // Bytes 0 to 3 of a word, as the scales of four sub-blocks.
+    template <class V> void put_scales(int b, int at, typename V::ints bytes, typename V::floats factor) {
+        const auto mask = V::splat(0xff);
+        V::store(d + at, factor);
+        put_scale<V>(b, at, V::bit_and(bytes, mask), factor);
+        put_scale<V>(b + 1, at, V::bit_and(V::template shift_right<8>(bytes), mask), factor);
+        put_scale<V>(b + 2, at, V::bit_and(V::template shift_right<16>(bytes), mask), factor);
+        put_scale<V>(b + 3, at, V::template shift_right<24>(bytes), factor);
+    }
+
+    // The same of signed bytes.
+    template <class V> void put_signed_scales(int b, int at, typename V::ints bytes, typename V::floats factor) {
+        V::store(d + at, factor);
+        put_scale<V>(b, at, signed_byte<V, 0>(bytes), factor);
+        put_scale<V>(b + 1, at, signed_byte<V, 1>(bytes), factor);
+        put_scale<V>(b + 2, at, signed_byte<V, 2>(bytes), factor);
+        put_scale<V>(b + 3, at, signed_byte<V, 3>(bytes), factor);
+    }
+
+    template <class V, int B> static typename V::ints signed_byte(typename V::ints x) {
+        return V::template shift_right_signed<24>(V::template shift_left<24 - 8 * B>(x));
+    }
+
+private:
+    template <class V> void put_scale(int b, int at, typename V::ints x, typename V::floats factor) {
+        V::store(scale[b] + at, V::exact ? V::to_floats(x) : V::mul(factor, V::to_floats(x)));
+    }
+};
+
+// Bits of an unpacked value, and groups of four values that share a scale. K types have one scale of a row's 256 values, and
+// their sub-blocks have whole numbers for scales. `exact`: sub-blocks whose sum, each times its scale, stays within 2^24 (127
+// times the largest value and scale, by their number), so that floats hold it exactly.
+template <int Bits, int Groups, int Exact> struct traits_of {
+    static constexpr int  bits = Bits, groups = Groups, exact = Exact;
+    static constexpr bool k_type = Exact != 0;
 };
 template <weight_type> struct type_traits;
-template <> struct type_traits<weight_type::q4_0> : traits_of<4, 8, false> {};
-template <> struct type_traits<weight_type::q8_0> : traits_of<8, 8, false> {};
-template <> struct type_traits<weight_type::q4_k> : traits_of<4, 8, true> {};
-template <> struct type_traits<weight_type::q5_k> : traits_of<5, 8, true> {};
-template <> struct type_traits<weight_type::q6_k> : traits_of<6, 4, true> {};
+template <> struct type_traits<weight_type::q4_0> : traits_of<4, 8, 0> {};
+template <> struct type_traits<weight_type::q8_0> : traits_of<8, 8, 0> {};
+template <> struct type_traits<weight_type::q4_k> : traits_of<4, 8, 4> {};
+template <> struct type_traits<weight_type::q5_k> : traits_of<5, 8, 2> {};
+template <> struct type_traits<weight_type::q6_k> : traits_of<6, 4, 2> {};
+static_assert(4 * 32 * 127 * 15 * 63 <= 1 << 24 && 2 * 32 * 127 * 31 * 63 <= 1 << 24 && 2 * 16 * 127 * 32 * 128 <= 1 << 24);
+
+// Words of 256 values of a row: of one block of a K type, of eight of the others.
+constexpr int block_words(weight_type type) {
+    return type == weight_type::q4_0   ? 8 * 4
+           : type == weight_type::q8_0 ? 8 * 8
+           : type == weight_type::q4_k ? 36
+           : type == weight_type::q5_k ? 44
+                                       : 52;
+}
 
 constexpr bool has_min(weight_type type) { return type == weight_type::q4_k || type == weight_type::q5_k; }
 
@@ -98,14 +173,15 @@ template <class V> void quantize(weight_type type, const float * x, int n, act_b
 
 constexpr int blocks_ahead = 2;  // of the one that is multiplied: while that goes on, nothing reads memory
 
-// The lanes of a panel that a vector holds: `at` counts its rows.
-template <class V, bool Ahead> struct unpacker {
+// The lanes of a panel that a vector holds: `at` counts its rows. What it unpacks to is what Unpacked makes of it (amx.cpp has
+// its own).
+template <class V, class Unpacked, bool Ahead> struct unpacker {
     using ints   = typename V::ints;
     using floats = typename V::floats;
 
     const uint8_t * words;   // of the block, of all rows each
     const uint8_t * scales;  // 16-bit ones, the same
-    weights &       out;
+    Unpacked &      out;
     int             at;
     int             block_bytes;
 
@@ -123,13 +199,7 @@ template <class V, bool Ahead> struct unpacker {
             return word(i);
         }
     }
-    void put(int group, ints x) const {
-        if constexpr (V::octets) {
-            V::store(out.q[group & ~1] + at * 8 + group % 2 * 4 * V::lanes, x);
-        } else {
-            V::store(out.q[group] + at * 4, x);
-        }
-    }
+    void put(int group, ints x) const { out.template put<V>(group, at, x); }
     void put_scale(int b, floats x) const { V::store(out.scale[b] + at, x); }
 
     void q4_0(int n_sub) const {
@@ -152,56 +222,29 @@ template <class V, bool Ahead> struct unpacker {
         }
     }
 
-    // Bytes 0 to 3 of a word, as the scales of four sub-blocks.
-    void put_scales(int b, ints bytes, floats d) const {
-        const ints mask = V::splat(0xff);
-        put_scale(b, V::mul(d, V::to_floats(V::bit_and(bytes, mask))));
-        put_scale(b + 1, V::mul(d, V::to_floats(V::bit_and(V::template shift_right<8>(bytes), mask))));
-        put_scale(b + 2, V::mul(d, V::to_floats(V::bit_and(V::template shift_right<16>(bytes), mask))));
-        put_scale(b + 3, V::mul(d, V::to_floats(V::template shift_right<24>(bytes))));
-    }
-
-    // The minima of eight sub-blocks, the bytes of two words: as pairs of 16 bits, or as bytes.
-    void put_mins(ints first, ints second) const {
-        if constexpr (V::octets) {
-            V::store(out.min[0] + at * 4, V::zip_low(first, second));
-            V::store(out.min[0] + at * 4 + 2 * V::lanes, V::zip_high(first, second));
-        } else if constexpr (V::byte_mins) {
-            V::store(out.min[0] + at * 2, first);
-            V::store(out.min[1] + at * 2, second);
-        } else {
-            const ints low = V::splat(0xff), high = V::splat(0xff0000);
-            const auto pair = [&](ints x) {  // bytes 0 and 1
-                return V::bit_or(V::bit_and(x, low), V::bit_and(V::template shift_left<8>(x), high));
-            };
-            V::store(out.min[0] + at * 2, pair(first));
-            V::store(out.min[1] + at * 2, pair(V::template shift_right<16>(first)));
-            V::store(out.min[2] + at * 2, pair(second));
-            V::store(out.min[3] + at * 2, pair(V::template shift_right<16>(second)));
-        }
-    }
-
     // q4_k, q5_k: word 0 holds d and dmin, words 1 to 3 hold eight scales and eight minima of 6 bits.
     void six_bit_scales() const {
         const ints low4 = V::splat(0x0f0f0f0f), high2 = V::splat(0x30303030), low6 = V::splat(0x3f3f3f3f);
         const ints a = word(1), b = word(2), c = word(3);
         const floats d = V::low_halves(word(0));
-        V::store(out.min_scale + at, V::low_halves(V::template shift_right<16>(word(0))));
-        put_scales(0, V::bit_and(a, low6), d);
-        put_scales(4, V::bit_or(V::bit_and(c, low4), V::bit_and(V::template shift_right<2>(a), high2)), d);
-        put_mins(V::bit_and(b, low6), V::bit_or(V::bit_and(V::template shift_right<4>(c), low4),
-                                                V::bit_and(V::template shift_right<2>(b), high2)));
+        out.template put_scales<V>(0, at, V::bit_and(a, low6), d);
+        out.template put_scales<V>(4, at, V::bit_or(V::bit_and(c, low4), V::bit_and(V::template shift_right<2>(a), high2)), d);
+        const ints second = V::bit_or(V::bit_and(V::template shift_right<4>(c), low4),
+                                      V::bit_and(V::template shift_right<2>(b), high2));
+        out.template put_mins<V>(at, V::bit_and(b, low6), second, V::low_halves(V::template shift_right<16>(word(0))));
     }
 
     void q4_k() const {
         six_bit_scales();
+        for (int j = 0; j < 4; ++j) q4_k_quarter(j);
+    }
+
+    void q4_k_quarter(int j) const {
         const ints mask = V::splat(0x0f0f0f0f);
-        for (int j = 0; j < 4; ++j) {
-            for (int i = 0; i < 8; ++i) {
-                const ints x = values(4 + j * 8 + i);
-                put(j * 16 + i, V::bit_and(x, mask));
-                put(j * 16 + 8 + i, V::bit_and(V::template shift_right<4>(x), mask));
-            }
+        for (int i = 0; i < 8; ++i) {
+            const ints x = values(4 + j * 8 + i);
+            put(j * 16 + i, V::bit_and(x, mask));
+            put(j * 16 + 8 + i, V::bit_and(V::template shift_right<4>(x), mask));
         }
     }
 
@@ -224,31 +267,27 @@ template <class V, bool Ahead> struct unpacker {
         q5_k_quarter<3>();
     }
 
-    // Byte B of a word, signed.
-    template <int B> floats signed_byte(ints x) const {
-        return V::to_floats(V::template shift_right_signed<24>(V::template shift_left<24 - 8 * B>(x)));
+    void q6_k() const {
+        q6_k_scales();
+        q6_k_half<0>();
+        q6_k_half<1>();
     }
 
-    void q6_k() const {
-        const ints low4 = V::splat(0x0f0f0f0f), high2 = V::splat(0x30303030);
+    void q6_k_scales() const {
         const floats d = V::halves(scales + at * 2);
-        for (int i = 0; i < 4; ++i) {
-            const ints x = word(48 + i);
-            put_scale(i * 4, V::mul(d, signed_byte<0>(x)));
-            put_scale(i * 4 + 1, V::mul(d, signed_byte<1>(x)));
-            put_scale(i * 4 + 2, V::mul(d, signed_byte<2>(x)));
-            put_scale(i * 4 + 3, V::mul(d, signed_byte<3>(x)));
-        }
-        for (int half = 0; half < 2; ++half) {
-            for (int i = 0; i < 8; ++i) {
-                const ints a = values(half * 16 + i), b = values(half * 16 + 8 + i), high = values(32 + half * 8 + i);
-                const int  group = half * 32 + i;
-                put(group, V::bit_or(V::bit_and(a, low4), V::bit_and(V::template shift_left<4>(high), high2)));
-                put(group + 8, V::bit_or(V::bit_and(b, low4), V::bit_and(V::template shift_left<2>(high), high2)));
-                put(group + 16, V::bit_or(V::bit_and(V::template shift_right<4>(a), low4), V::bit_and(high, high2)));
-                put(group + 24, V::bit_or(V::bit_and(V::template shift_right<4>(b), low4),
-                                          V::bit_and(V::template shift_right<2>(high), high2)));
-            }
+        for (int i = 0; i < 4; ++i) out.template put_signed_scales<V>(i * 4, at, word(48 + i), d);
+    }
+
+    template <int Half> void q6_k_half() const {
+        const ints low4 = V::splat(0x0f0f0f0f), high2 = V::splat(0x30303030);
+        for (int i = 0; i < 8; ++i) {
+            const ints a = values(Half * 16 + i), b = values(Half * 16 + 8 + i), high = values(32 + Half * 8 + i);
+            const int  group = Half * 32 + i;
+            put(group, V::bit_or(V::bit_and(a, low4), V::bit_and(V::template shift_left<4>(high), high2)));
+            put(group + 8, V::bit_or(V::bit_and(b, low4), V::bit_and(V::template shift_left<2>(high), high2)));
+            put(group + 16, V::bit_or(V::bit_and(V::template shift_right<4>(a), low4), V::bit_and(high, high2)));
+            put(group + 24, V::bit_or(V::bit_and(V::template shift_right<4>(b), low4),
+                                      V::bit_and(V::template shift_right<2>(high), high2)));
         }
     }
 };
@@ -261,71 +300,124 @@ inline int32_t four(const int8_t * q) {
     return x;
 }
 
-// out[t] += the products of a block of weights with T rows, in V::wide vectors of lanes from `at`.
+// The sum of a K type's sub-blocks: of runs of `exact` of them, each an exact float. A sum of two is rounded where it is added;
+// of more, once it is complete.
+template <class V, int Runs> struct sums_of { using type = typename V::ints; };
+template <class V> struct sums_of<V, 2> { using type = typename V::floats; };
+template <class V, weight_type Type>
+using run_sums = typename sums_of<V, 64 / type_traits<Type>::groups / type_traits<Type>::exact>::type;
+template <class V> typename V::floats add_run(typename V::floats sum, typename V::floats x) { return V::add(sum, x); }
+template <class V> typename V::ints   add_run(typename V::ints sum, typename V::floats x) { return V::add(sum, V::to_ints(x)); }
+template <class V> typename V::floats rounded(typename V::floats sum) { return sum; }
+template <class V> typename V::floats rounded(typename V::ints sum) { return V::to_floats(sum); }
+
+// acc[t] += the products of one sub-block of weights with T rows, in V::wide vectors of lanes from `at`.
 template <class V, weight_type Type, int T>
-void tile(const weights & w, int n_sub, int at, const act_block * a, float (*out)[panel_rows]) {
+inline void sub_block(const weights & w, int b, int at, const act_block * a, typename V::floats (&acc)[T][V::wide]) {
     using traits = type_traits<Type>;
     using ints   = typename V::ints;
     using floats = typename V::floats;
     constexpr int wide = V::wide, lanes = V::lanes, groups = traits::groups;
     constexpr int run = V::template run<traits::bits>() < groups ? V::template run<traits::bits>() : groups;
-    floats acc[T][wide];
+    ints sum[T][wide];
     for (int t = 0; t < T; ++t) {
-        for (int v = 0; v < wide; ++v) acc[t][v] = traits::k_type ? V::zero_floats() : V::load(out[t] + at + v * lanes);
+        for (int v = 0; v < wide; ++v) sum[t][v] = has_min(Type) ? V::zero() : V::splat(a[t].sum[b]);
     }
-    for (int b = 0; b < n_sub; ++b) {
-        ints sum[T][wide];
+    for (int first = 0; first < groups; first += run) {
+        ints part[T][wide];
         for (int t = 0; t < T; ++t) {
-            for (int v = 0; v < wide; ++v) sum[t][v] = has_min(Type) ? V::zero() : V::splat(a[t].sum[b]);
+            for (int v = 0; v < wide; ++v) part[t][v] = V::start(sum[t][v]);
         }
-        for (int first = 0; first < groups; first += run) {
-            ints part[T][wide];
+        for (int g = b * groups + first; g < b * groups + first + run; ++g) {
+            ints x[wide];
+            for (int v = 0; v < wide; ++v) x[v] = V::load(w.q[g] + (at + v * lanes) * 4);
             for (int t = 0; t < T; ++t) {
-                for (int v = 0; v < wide; ++v) part[t][v] = V::start(sum[t][v]);
-            }
-            for (int g = b * groups + first; g < b * groups + first + run; ++g) {
-                ints x[wide];
-                for (int v = 0; v < wide; ++v) x[v] = V::load(w.q[g] + (at + v * lanes) * 4);
-                for (int t = 0; t < T; ++t) {
-                    const ints y = V::splat(four(a[t].q + g * 4));
-                    for (int v = 0; v < wide; ++v) part[t][v] = V::template step<traits::bits>(part[t][v], x[v], y);
-                }
-            }
-            for (int t = 0; t < T; ++t) {
-                for (int v = 0; v < wide; ++v) sum[t][v] = V::finish(sum[t][v], part[t][v]);
+                const ints y = V::splat(four(a[t].q + g * 4));
+                for (int v = 0; v < wide; ++v) part[t][v] = V::template step<traits::bits>(part[t][v], x[v], y);
             }
         }
-        for (int v = 0; v < wide; ++v) {
-            const floats scale = V::load(w.scale[b] + at + v * lanes);
-            for (int t = 0; t < T; ++t) {
-                const floats factor = traits::k_type ? scale : V::mul(scale, V::splat(a[t].d[b]));
-                acc[t][v] = V::mul_add(V::to_floats(sum[t][v]), factor, acc[t][v]);
-            }
+        for (int t = 0; t < T; ++t) {
+            for (int v = 0; v < wide; ++v) sum[t][v] = V::finish(sum[t][v], part[t][v]);
         }
     }
     for (int v = 0; v < wide; ++v) {
-        const int lane = at + v * lanes;
-        if constexpr (has_min(Type)) {
-            ints sum[T];
-            for (int t = 0; t < T; ++t) sum[t] = V::zero();
-            for (int i = 0; i < 4; ++i) {
-                const ints min = V::load(w.min[i] + lane * 2);
-                for (int t = 0; t < T; ++t) sum[t] = V::dot_pairs(sum[t], min, V::splat(a[t].sum[i]));
-            }
-            const floats scale = V::load(w.min_scale + lane);
-            for (int t = 0; t < T; ++t) acc[t][v] = V::mul_sub_from(V::to_floats(sum[t]), scale, acc[t][v]);
-        }
+        const floats scale = V::load(w.scale[b] + at + v * lanes);
         for (int t = 0; t < T; ++t) {
-            if constexpr (traits::k_type) acc[t][v] = V::mul_add(acc[t][v], V::splat(a[t].d[0]), V::load(out[t] + lane));
-            V::store(out[t] + lane, acc[t][v]);
+            const floats factor = traits::k_type ? scale : V::mul(scale, V::splat(a[t].d[b]));
+            acc[t][v] = V::mul_add(V::to_floats(sum[t][v]), factor, acc[t][v]);
         }
+    }
+}
+
+// x[t] -= the minima of the sub-blocks, in the lanes from `lane`.
+template <class V, int T>
+inline void subtract_minima(const weights & w, int lane, const act_block * a, typename V::floats (&x)[T]) {
+    typename V::ints sum[T];
+    for (int t = 0; t < T; ++t) sum[t] = V::zero();
+    for (int i = 0; i < 4; ++i) {
+        const auto min = V::load(w.min[i] + lane * 2);
+        for (int t = 0; t < T; ++t) sum[t] = V::dot_pairs(sum[t], min, V::splat(a[t].sum[i]));
+    }
+    const auto scale = V::load(w.min_scale + lane);
+    for (int t = 0; t < T; ++t) x[t] = V::mul_sub_from(V::to_floats(sum[t]), scale, x[t]);
+}
+
+// out[t] += the products of a block of weights with T rows, in V::wide vectors of lanes from `at`.
+template <class V, weight_type Type, int T>
+void tile(const weights & w, int n_sub, int at, const act_block * a, float (*out)[panel_rows]) {
+    using floats = typename V::floats;
+    constexpr bool k_type = type_traits<Type>::k_type;
+    constexpr int  wide = V::wide, lanes = V::lanes;
+    floats acc[T][wide];
+    for (int t = 0; t < T; ++t) {
+        for (int v = 0; v < wide; ++v) acc[t][v] = k_type ? V::zero_floats() : V::load(out[t] + at + v * lanes);
+    }
+    for (int b = 0; b < n_sub; ++b) sub_block<V, Type, T>(w, b, at, a, acc);
+    for (int v = 0; v < wide; ++v) {
+        const int lane = at + v * lanes;
+        floats    x[T];
+        for (int t = 0; t < T; ++t) x[t] = acc[t][v];
+        if constexpr (has_min(Type)) subtract_minima<V, T>(w, lane, a, x);
+        for (int t = 0; t < T; ++t) {
+            if constexpr (k_type) x[t] = V::mul_add(x[t], V::splat(a[t].d[0]), V::load(out[t] + lane));
+            V::store(out[t] + lane, x[t]);
+        }
+    }
+}
+
+// The same of a K type with V::exact: rounded once, after the sum of all sub-blocks.
+template <class V, weight_type Type, int T>
+void exact_tile(const weights & w, int n_sub, int at, const act_block * a, float (*out)[panel_rows]) {
+    using floats = typename V::floats;
+    constexpr int wide = V::wide, lanes = V::lanes, exact = type_traits<Type>::exact;
+    run_sums<V, Type> sum[T][wide] = {};
+    for (int b = 0; b < n_sub; b += exact) {
+        floats acc[T][wide];
+        for (int t = 0; t < T; ++t) {
+            for (int v = 0; v < wide; ++v) acc[t][v] = V::zero_floats();
+        }
+        for (int i = 0; i < exact; ++i) sub_block<V, Type, T>(w, b + i, at, a, acc);
+        for (int t = 0; t < T; ++t) {
+            for (int v = 0; v < wide; ++v) sum[t][v] = add_run<V>(sum[t][v], acc[t][v]);
+        }
+    }
+    for (int v = 0; v < wide; ++v) {
+        const int    lane = at + v * lanes;
+        const floats d    = V::load(w.d + lane);
+        floats       x[T];
+        for (int t = 0; t < T; ++t) x[t] = V::mul(rounded<V>(sum[t][v]), d);
+        if constexpr (has_min(Type)) subtract_minima<V, T>(w, lane, a, x);
+        for (int t = 0; t < T; ++t) V::store(out[t] + lane, V::mul_add(x[t], V::splat(a[t].d[0]), V::load(out[t] + lane)));
     }
 }
 
 // The products of all lanes; an instruction set may have its own (neon.h).
 template <class V, weight_type Type, int T> struct tile_row {
     static void run(const weights & w, int n_sub, const act_block * a, float (*out)[panel_rows]) {
-        for (int at = 0; at < panel_rows; at += V::wide * V::lanes) tile<V, Type, T>(w, n_sub, at, a, out);
+        for (int at = 0; at < panel_rows; at += V::wide * V::lanes) {
+            if constexpr (V::exact && type_traits<Type>::k_type) exact_tile<V, Type, T>(w, n_sub, at, a, out);
+            else tile<V, Type, T>(w, n_sub, at, a, out);
+        }
     }
 };
 
@@ -371,7 +463,7 @@ void tiles(const weights & w, int n_sub, const act_block * a, int n, float (*out
 template <class V, weight_type Type, bool Ahead>
 void unpack(const uint8_t * words, const uint8_t * scales, int word_bytes, int n_sub, weights & out) {
     for (int at = 0; at < panel_rows; at += V::lanes) {
-        const unpacker<V, Ahead> u{words, scales, out, at, word_bytes};
+        const unpacker<V, weights, Ahead> u{words, scales, out, at, word_bytes};
         if constexpr (Type == weight_type::q4_0) u.q4_0(n_sub);
         if constexpr (Type == weight_type::q8_0) u.q8_0(n_sub);
         if constexpr (Type == weight_type::q4_k) u.q4_k();
@@ -383,13 +475,8 @@ void unpack(const uint8_t * words, const uint8_t * scales, int word_bytes, int n
 template <class V, weight_type Type>
 void product_of(const uint8_t * panel, int64_t k, const act_block * acts, int64_t stride, int n, float (*out)[panel_rows],
                 const char * const * places) {
-    // 256 values are one block of a K type, eight of the others
-    constexpr int n_words = Type == weight_type::q4_0   ? 8 * 4
-                                : Type == weight_type::q8_0 ? 8 * 8
-                                : Type == weight_type::q4_k ? 36
-                                : Type == weight_type::q5_k ? 44
-                                                            : 52;
-    constexpr int word_bytes = n_words * panel_rows * 4, scale_bytes = (type_traits<Type>::k_type ? 1 : 8) * panel_rows * 2;
+    constexpr int word_bytes = block_words(Type) * panel_rows * 4;
+    constexpr int scale_bytes = (type_traits<Type>::k_type ? 1 : 8) * panel_rows * 2;
     const uint8_t * words  = panel;
     const uint8_t * scales = panel + k * word_bytes / block_k;
     for (int i = 0; i < n; ++i) {

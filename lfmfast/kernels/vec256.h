@@ -15,6 +15,7 @@ struct vec256 {
     static constexpr int max_tile = 2;
     static constexpr int wide     = 2;
     static constexpr bool octets = false, byte_mins = false;  // where the values and minima of a row lie (neon.h)
+    static constexpr bool exact = false;                      // whether a K type's sub-blocks are added up exactly (amx.cpp)
 
     static ints load(const void * p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
     static void store(void * p, ints x) { _mm256_storeu_si256(static_cast<__m256i *>(p), x); }

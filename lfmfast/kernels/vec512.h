@@ -15,6 +15,7 @@ struct vec {
     static constexpr int max_tile = 6;
     static constexpr int wide     = 2;
     static constexpr bool octets = false, byte_mins = false;  // where the values and minima of a row lie (neon.h)
+    static constexpr bool exact = false;                      // whether a K type's sub-blocks are added up exactly (amx.cpp)
 
     static ints load(const void * p) { return _mm512_loadu_si512(p); }
     static void store(void * p, ints x) { _mm512_storeu_si512(p, x); }
@@ -32,6 +33,9 @@ struct vec {
     static floats splat(float x) { return _mm512_set1_ps(x); }
     static floats zero_floats() { return _mm512_setzero_ps(); }
     static floats to_floats(ints x) { return _mm512_cvtepi32_ps(x); }
+    static ints   to_ints(floats x) { return _mm512_cvtps_epi32(x); }
+    static ints   add(ints a, ints b) { return _mm512_add_epi32(a, b); }
+    static floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
     static floats mul(floats a, floats b) { return _mm512_mul_ps(a, b); }
     static floats mul_add(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
     static floats mul_sub_from(floats a, floats b, floats c) { return _mm512_fnmadd_ps(a, b, c); }
