@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--kernels", default="1", help="for LFMFAST_KERNELS: avx512vnni, avxvnni, avx2; 1: the best here")
+    parser.add_argument("--kernels", default="1", help="for LFMFAST_KERNELS: amx, avx512vnni, avxvnni, avx2; 1: the best here")
     parser.add_argument("--package", type=Path, help="folder with the lfmfast to measure, such as one built for AVX2 alone")
     parser.add_argument("--peer", default="openvino", choices=["openvino", "none"], help="besides ggml")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -121,7 +121,7 @@ def active(kernels: str) -> str:
     return child.run("import lfmfast; print(lfmfast.build_info()['kernels'])", LFMFAST_KERNELS=kernels).strip()
 
 
-@pytest.fixture(params=["0", "avx2", "1"])
+@pytest.fixture(params=["0", "avx2", "avx512vnni", "1"])
 def kernels(request):
     """Sets of kernels: ggml's own, ours for most machines, the best one here (tests/cpp/test_kernels.cpp has all of them)."""
     if request.param != "0" and active(request.param) in ("none", "avx2" if request.param == "1" else "none"):
@@ -209,4 +209,4 @@ def test_info_says_what_the_kernels_multiply(models):
 
 def test_kernels_can_be_switched_off_and_named():
     assert active("0") == active("no such set") == "none"
-    assert active("") == active("1") in ("none", "avx2", "avxvnni", "avx512vnni", "dotprod", "i8mm")
+    assert active("") == active("1") in ("none", "avx2", "avxvnni", "avx512vnni", "amx", "dotprod", "i8mm")

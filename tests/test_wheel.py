@@ -212,7 +212,8 @@ AVX = re.compile(r"\t(v(?!er[rw]\b)\w+|k(mov|and|or|xor|not|test|shift|unpck|add
                  r"andn|bextr|bls(i|r|msk)|bzhi|mulx|p(dep|ext)|rorx|s[ah][lr]x)\b")
 # Functions that are called where the processor has what they need: the sampler's, and our matrix products.
 CHOSEN = re.compile(r"lfmfast::\(anonymous namespace\)::(avx2_|avx512_|max_of)|"
-                    r"lfmfast::kernels::\(anonymous namespace\)::\w+<lfmfast::kernels::\(anonymous namespace\)::vec")
+                    r"lfmfast::kernels::\(anonymous namespace\)::\w+<lfmfast::kernels::\(anonymous namespace\)::(exact_)?vec|"
+                    r"lfmfast::kernels::\(anonymous namespace\)::(tiled_product|product_in_tiles|panel_product)\b")
 # What runs before a variant is known to suit the processor.
 EARLY = re.compile(r"_GLOBAL__sub_I|cpuid_x86|ggml_backend_score|lfmfast_cpu_score|ggml_cpu_has_|"
                    r"lfmfast::kernels::(active|available)")
@@ -255,7 +256,7 @@ def test_without_a_compiler(installed):
     assert facts["cpu_variant"] != "built in"
     if "AVX2" in facts["cpu_features_found"]:
         assert "-mavx2" in facts["cpu_flags"].split() and "AVX2" in facts["cpu_features_compiled"]
-        assert facts["kernels"].startswith("avx") and "q8_0" in facts["kernel_types"]
+        assert facts["kernels"].startswith(("avx", "amx")) and "q8_0" in facts["kernel_types"]
 
 
 def test_another_debian(debian):

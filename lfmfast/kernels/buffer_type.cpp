@@ -9,8 +9,12 @@
 #include "ggml-cpu.h"
 #include "traits.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #ifdef __linux__
@@ -124,18 +128,57 @@ private:
     static bool is_rows(const ggml_tensor * t) { return t->type == GGML_TYPE_F32 && t->nb[0] == sizeof(float); }
 };
 
-// Calls step(panel, first row, number of rows) for each panel of a tensor.
-template <class Step> void each_panel(const ggml_tensor * tensor, Step step) {
+int64_t n_panels(const ggml_tensor * tensor) { return (tensor->ne[1] + panel_rows - 1) / panel_rows * tensor->ne[2]; }
+
+// Calls step(type, panel, offset of its first row, number of rows) for the panels of a tensor from `first` to `last`.
+template <class Step> void each_panel(const ggml_tensor * tensor, int64_t first, int64_t last, Step step) {
     const weight_type type       = traits_of(tensor)->weights.type;
     const size_t      panel_size = panel_bytes(type, tensor->ne[0]);
-    auto *            panel      = static_cast<uint8_t *>(tensor->data);
-    for (int64_t matrix = 0; matrix < tensor->ne[2]; ++matrix) {
-        for (int64_t row = 0; row < tensor->ne[1]; row += panel_rows, panel += panel_size) {
-            const int64_t left   = tensor->ne[1] - row;
-            const int     n_rows = static_cast<int>(left < panel_rows ? left : panel_rows);
-            step(type, panel, (matrix * tensor->ne[1] + row) * tensor->nb[1], n_rows);
-        }
+    const int64_t     of_matrix  = n_panels(tensor) / tensor->ne[2];
+    for (int64_t i = first; i < last; ++i) {
+        const int64_t matrix = i / of_matrix, row = i % of_matrix * panel_rows, left = tensor->ne[1] - row;
+        const int     n_rows = static_cast<int>(left < panel_rows ? left : panel_rows);
+        step(type, static_cast<uint8_t *>(tensor->data) + i * panel_size, (matrix * tensor->ne[1] + row) * tensor->nb[1], n_rows);
     }
+}
+
+// The same for all panels, on as many threads as are worth it; one of them is the caller.
+template <class Step> void each_panel_on_threads(const ggml_tensor * tensor, Step step) {
+    constexpr size_t  bytes_each = 1 << 20;
+    const int64_t     n          = n_panels(tensor);
+    const size_t      most       = std::min<size_t>({ggml_nbytes(tensor) / bytes_each, std::thread::hardware_concurrency(), 16});
+    const int64_t     n_threads  = std::clamp<int64_t>(static_cast<int64_t>(most), 1, n);
+    const auto        share      = [&](int64_t i) { each_panel(tensor, n * i / n_threads, n * (i + 1) / n_threads, step); };
+    std::vector<std::thread> threads;
+    int64_t                  next = 1;
+    try {
+        for (; next < n_threads; ++next) threads.emplace_back(share, next);
+    } catch (const std::exception &) {  // no more threads
+    }
+    share(0);
+    for (; next < n_threads; ++next) share(next);
+    for (auto & thread : threads) thread.join();
+}
+
+// Takes the pages of a model's file that were read out of this process; they stay in the system's cache. Nothing else is touched:
+// a mapping that can't be written holds what its file holds.
+void release_file_pages(const void * data, size_t size) {
+#ifdef __linux__
+    const auto begin = reinterpret_cast<uintptr_t>(data), end = begin + size;
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        unsigned long first, last, inode;
+        char          may[5];
+        if (sscanf(line.c_str(), "%lx-%lx %4s %*s %*s %lu", &first, &last, may, &inode) != 4) continue;
+        if (begin < first || end > last) continue;
+        constexpr uintptr_t page = 4096;
+        const uintptr_t     at   = (begin + page - 1) / page * page, to = end / page * page;
+        if (!strcmp(may, "r--s") && inode != 0 && at < to) madvise(reinterpret_cast<void *>(at), to - at, MADV_DONTNEED);
+        return;
+    }
+#else
+    (void) data, (void) size;
+#endif
 }
 
 ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor * tensor) {
@@ -145,14 +188,15 @@ ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor * tensor) {
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
-    each_panel(tensor, [&](weight_type type, uint8_t * panel, size_t at, int n_rows) {
+    each_panel_on_threads(tensor, [&](weight_type type, uint8_t * panel, size_t at, int n_rows) {
         pack_panel(type, tensor->ne[0], static_cast<const uint8_t *>(data) + at, n_rows, panel);
     });
+    release_file_pages(data, size);
 }
 
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     std::vector<uint8_t> rows(ggml_nbytes(tensor));
-    each_panel(tensor, [&](weight_type type, const uint8_t * panel, size_t at, int n_rows) {
+    each_panel(tensor, 0, n_panels(tensor), [&](weight_type type, const uint8_t * panel, size_t at, int n_rows) {
         unpack_rows(type, tensor->ne[0], panel, 0, n_rows, rows.data() + at);
     });
     memcpy(data, rows.data() + offset, size);
@@ -192,8 +236,7 @@ size_t get_alignment(ggml_backend_buffer_type_t) { return 64; }
 size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     const traits * t = traits_of(tensor);
     if (!t) return ggml_nbytes(tensor);
-    const int64_t n_panels = (tensor->ne[1] + panel_rows - 1) / panel_rows * tensor->ne[2];
-    return static_cast<size_t>(n_panels) * panel_bytes(t->weights.type, tensor->ne[0]);
+    return static_cast<size_t>(n_panels(tensor)) * panel_bytes(t->weights.type, tensor->ne[0]);
 }
 
 ggml_backend_buffer_type_t buffer_type() {

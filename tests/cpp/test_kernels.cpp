@@ -207,7 +207,8 @@ void test_every_batch_gives_the_same(const kernel_set & set, weight_type type) {
     }
 }
 
-// Weights and quantised rows are integers, and the rest is done in one order: so an answer doesn't depend on the machine.
+// Weights and quantised rows are integers, and the rest is done in one order: so an answer doesn't depend on the machine. But with
+// AMX, K types are rounded once for 256 values.
 void test_every_set_gives_the_same(weight_type type) {
     const int64_t    k    = 1024;
     const bytes      rows = random_rows(type, k, panel_rows);
@@ -215,6 +216,7 @@ void test_every_set_gives_the_same(weight_type type) {
     for (int i = 0; i < 15; ++i) xs.push_back(random_row(k));
     std::vector<result> first;
     for (const kernel_set * const * set = available(); *set; ++set) {
+        if (is_k_type(type) && !strcmp((*set)->name, "amx")) continue;
         const auto out = products(**set, type, rows, panel_rows, xs);
         if (first.empty()) first = out;
         CHECK(memcmp(first.data(), out.data(), xs.size() * sizeof(result)) == 0);
