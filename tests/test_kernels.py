@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from pathlib import Path
 
 import child
@@ -95,13 +96,14 @@ PREDICTIONS = """
                       "noise": difference.std() / len(difference) ** 0.5}))
 """
 
-# Logits in F32, of passes of one token and many, of one sequence and several: what is left are the convolutions.
-CONVOLUTIONS = """
+# Logits of full weights, of passes of one token and many, of one sequence and several: attention and convolutions are left.
+LOGITS = """
     import sys
     import numpy as np
     from lfmfast.lowlevel import Batch, Context, Model
     model, rows, tokens = Model.load(sys.argv[1]), [], [1 + (37 * i) % 1200 for i in range(400)]
-    with Context(model, n_ctx=2048, n_seq_max=5, n_threads=int(sys.argv[3])) as context:
+    flash, kv = sys.argv[4] == "flash", sys.argv[5]
+    with Context(model, n_ctx=2048, n_seq_max=5, n_threads=int(sys.argv[3]), flash_attn=flash, type_k=kv, type_v=kv) as context:
         passes = (1, 75, 0), (1, 1, 75), (1, 3, 76), (1, 16, 79), (1, 17, 95), (5, 1, 112), (5, 18, 113)
         for n_seqs, n_each, position in passes:
             batch = Batch(n_each * n_seqs, n_seqs)
@@ -166,16 +168,50 @@ def test_a_sequence_has_the_same_logits_in_every_pass(models, kernels, shape, qu
     assert difference < 1e-4 if shape == "tiny-moe" else difference == 0
 
 
+def logits_of(model, folder, kernels, *, n_threads=2, attention="flash", kv="f16"):
+    """Of sequences that are read and go on in passes of several shapes."""
+    child.run(LOGITS, model, folder / "logits.npy", str(n_threads), attention, kv, LFMFAST_KERNELS=kernels)
+    return np.load(folder / "logits.npy")
+
+
+def test_attention_is_as_good_as_ggmls(models, tmp_path):
+    if active("") == "none":
+        pytest.skip("not on this machine")
+    full = models("tiny-wide", "F16")[1]
+    exact = logits_of(full, tmp_path, "0", attention="plain", kv="f32")
+    ggml, ours, ours_alone = (logits_of(full, tmp_path, kernels, n_threads=n) for kernels, n in (("0", 2), ("1", 2), ("1", 1)))
+    assert np.array_equal(ours, ours_alone)
+    assert 0 < np.abs(ours - exact).mean() < 1.02 * np.abs(ggml - exact).mean()
+
+
 def test_convolutions_are_as_ggmls(models, tmp_path):
     if active("") == "none":
         pytest.skip("not on this machine")
     full, logits = models("tiny-wide", "F16")[1], []
     for kernels, n_threads in (("0", 1), ("1", 1), ("1", 3)):
-        child.run(CONVOLUTIONS, full, tmp_path / "logits.npy", str(n_threads), LFMFAST_KERNELS=kernels)
-        logits.append(np.load(tmp_path / "logits.npy"))
+        logits.append(logits_of(full, tmp_path, kernels, n_threads=n_threads, attention="plain"))
     ggml, ours, ours_threaded = logits
     assert np.abs(ours - ggml).max() < 1e-4 * np.abs(ggml).max()
     assert np.array_equal(ours, ours_threaded)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_packed_weights_are_in_memory_once(models):
+    script = """
+        import sys
+        from lfmfast.lowlevel import Model
+        model, of_file, kilobytes = Model.load(sys.argv[1]), False, 0
+        for line in open("/proc/self/smaps"):
+            name, value = line.split()[0], line.split()[1]
+            if "-" in name:
+                of_file = line.rstrip().endswith(sys.argv[1])
+            elif of_file and name == "Rss:":
+                kilobytes += int(value)
+        print(kilobytes * 1024)
+    """
+    path = models("tiny-wide", "Q4_K_M")[0]
+    size, ours, ggmls = path.stat().st_size, *(int(child.run(script, path, LFMFAST_KERNELS=kernels)) for kernels in ("1", "0"))
+    assert ours < ggmls / 2 < size if active("") != "none" else ours > 0
 
 
 @pytest.mark.slow

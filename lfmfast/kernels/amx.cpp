@@ -7,6 +7,7 @@
 // sums are exact over the block, and are scaled once.
 #include "kernels/vec512.h"
 
+#include "kernels/attention.h"
 #include "kernels/product.h"
 
 namespace lfmfast::kernels {
@@ -288,6 +289,6 @@ void panel_product(weight_type type, const uint8_t * panel, int64_t k, const act
 
 }  // namespace
 
-const kernel_set amx = {"amx", quantize<vec>, panel_product};
+const kernel_set amx = {"amx", quantize<vec>, panel_product, attend<vec>};
 
 }  // namespace lfmfast::kernels

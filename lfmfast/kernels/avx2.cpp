@@ -1,6 +1,7 @@
 // Compiled for AVX2: no header of the standard library whose inline functions another file could end up with.
 #include "kernels/vec256.h"
 
+#include "kernels/attention.h"
 #include "kernels/product.h"
 
 namespace lfmfast::kernels {
@@ -26,6 +27,6 @@ struct vec : vec256 {
 
 }  // namespace
 
-const kernel_set avx2 = {"avx2", quantize<vec>, panel_product<vec>};
+const kernel_set avx2 = {"avx2", quantize<vec>, panel_product<vec>, attend<vec>};
 
 }  // namespace lfmfast::kernels

@@ -1,6 +1,7 @@
 // Compiled for AVX2 with AVX-VNNI: no header of the standard library whose inline functions another file could end up with.
 #include "kernels/vec256.h"
 
+#include "kernels/attention.h"
 #include "kernels/product.h"
 
 namespace lfmfast::kernels {
@@ -17,6 +18,6 @@ struct vec : vec256 {
 
 }  // namespace
 
-const kernel_set avxvnni = {"avxvnni", quantize<vec>, panel_product<vec>};
+const kernel_set avxvnni = {"avxvnni", quantize<vec>, panel_product<vec>, attend<vec>};
 
 }  // namespace lfmfast::kernels

@@ -1,5 +1,6 @@
 // Puts the kernels into ggml's CPU backend, as a type of buffer for weights: a model's loader offers it every weight that a
 // supported operation reads, before ggml's own repacking. Nothing of ggml is changed.
+#include "kernels/attend.h"
 #include "kernels/conv.h"
 #include "kernels/exact.h"
 #include "kernels/matmul.h"
@@ -87,6 +88,22 @@ public:
     }
 };
 
+// Of every attention that is ours in one way and ggml's in another.
+class attention_traits : public ggml::cpu::tensor_traits {
+public:
+    bool work_size(int, const ggml_tensor *, size_t &) override { return false; }  // as much as ggml's needs
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override { return attend(*kernels, params, op); }
+
+    static attention_traits * of(const ggml_tensor * op) {
+        static attention_traits shared;
+        return op->op == GGML_OP_FLASH_ATTN_EXT && can_attend(op) ? &shared : nullptr;
+    }
+
+private:
+    const kernel_set * kernels = active();
+};
+
 traits * traits_of(const ggml_tensor * tensor) {
     static traits q4_0(weight_type::q4_0), q8_0(weight_type::q8_0), q4_k(weight_type::q4_k), q5_k(weight_type::q5_k),
         q6_k(weight_type::q6_k);
@@ -117,7 +134,8 @@ public:
         const bool known = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID || op->op == GGML_OP_GET_ROWS;
         if (known && is_ours(op)) return static_cast<ggml::cpu::tensor_traits *>(op->src[0]->extra);
         if (auto * conv = conv_traits::of(op)) return conv;
-        return exact_traits(op);
+        if (auto * exact = exact_traits(op)) return exact;
+        return attention_traits::of(op);
     }
 
 private:

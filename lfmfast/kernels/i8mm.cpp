@@ -1,6 +1,7 @@
 // Compiled for NEON with i8mm: no header of the standard library whose inline functions another file could end up with.
 #include "kernels/neon.h"
 
+#include "kernels/attention.h"
 #include "kernels/product.h"
 
 namespace lfmfast::kernels {
@@ -135,6 +136,6 @@ template <weight_type Type, int T> struct tile_row<vec, Type, T> {
 
 }  // namespace
 
-const kernel_set i8mm = {"i8mm", quantize<vec>, panel_product<vec>};
+const kernel_set i8mm = {"i8mm", quantize<vec>, panel_product<vec>, attend<vec>};
 
 }  // namespace lfmfast::kernels

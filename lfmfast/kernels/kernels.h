@@ -24,6 +24,23 @@ struct alignas(64) act_block {
 };
 static_assert(sizeof(act_block) == 384);
 
+// Attention of one row's query heads that share their keys and values. Strides in numbers, of one head or cell to the next.
+struct attention {
+    int              head_size;  // 64 or 128
+    int              n_heads;
+    int64_t          n_cells;
+    const float *    q;
+    int64_t          q_stride;
+    const void *     k;  // float16
+    int64_t          k_stride;
+    const void *     v;
+    int64_t          v_stride;
+    const uint16_t * mask;  // float16, added to the scores; minus infinity: a cell that is not read. Null: none
+    float            scale;
+    float *          out;
+    int64_t          out_stride;
+};
+
 // One instruction set.
 struct kernel_set {
     const char * name;
@@ -35,6 +52,9 @@ struct kernel_set {
     // Where out[i] will be copied to, places[i], is meanwhile brought to the cache; null if that is of no use.
     void (*panel_product)(weight_type type, const uint8_t * panel, int64_t k, const act_block * acts, int64_t stride, int n,
                           float (*out)[panel_rows], const char * const * places);
+
+    // out = softmax(scale * q * k + mask) * v, each head by itself, cell after cell; zeros where no cell is read.
+    void (*attend)(const attention & a);
 };
 
 // The sets that this library was built with and this CPU has, best first; null at the end.

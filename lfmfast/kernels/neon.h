@@ -36,6 +36,14 @@ struct vec128 {
     static floats splat(float x) { return vdupq_n_f32(x); }
     static floats zero_floats() { return vdupq_n_f32(0); }
     static floats to_floats(ints x) { return vcvtq_f32_s32(x); }
+    static ints   to_ints(floats x) { return vcvtnq_s32_f32(x); }
+    static ints   add(ints a, ints b) { return vaddq_s32(a, b); }
+    static floats add(floats a, floats b) { return vaddq_f32(a, b); }
+    static floats sub(floats a, floats b) { return vsubq_f32(a, b); }
+    static floats max(floats a, floats b) { return vmaxq_f32(a, b); }
+    static float  sum(floats x) { return vaddvq_f32(x); }
+    static ints   bits(floats x) { return vreinterpretq_s32_f32(x); }
+    static floats from_bits(ints x) { return vreinterpretq_f32_s32(x); }
     static floats mul(floats a, floats b) { return vmulq_f32(a, b); }
     static floats mul_add(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
     static floats mul_sub_from(floats a, floats b, floats c) { return vfmsq_f32(c, a, b); }

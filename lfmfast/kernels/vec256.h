@@ -33,6 +33,18 @@ struct vec256 {
     static floats splat(float x) { return _mm256_set1_ps(x); }
     static floats zero_floats() { return _mm256_setzero_ps(); }
     static floats to_floats(ints x) { return _mm256_cvtepi32_ps(x); }
+    static ints   to_ints(floats x) { return _mm256_cvtps_epi32(x); }
+    static ints   add(ints a, ints b) { return _mm256_add_epi32(a, b); }
+    static floats add(floats a, floats b) { return _mm256_add_ps(a, b); }
+    static floats sub(floats a, floats b) { return _mm256_sub_ps(a, b); }
+    static floats max(floats a, floats b) { return _mm256_max_ps(a, b); }
+    static float  sum(floats x) {
+        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 two  = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+    static ints   bits(floats x) { return _mm256_castps_si256(x); }
+    static floats from_bits(ints x) { return _mm256_castsi256_ps(x); }
     static floats mul(floats a, floats b) { return _mm256_mul_ps(a, b); }
     static floats mul_add(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
     static floats mul_sub_from(floats a, floats b, floats c) { return _mm256_fnmadd_ps(a, b, c); }

@@ -36,6 +36,11 @@ struct vec {
     static ints   to_ints(floats x) { return _mm512_cvtps_epi32(x); }
     static ints   add(ints a, ints b) { return _mm512_add_epi32(a, b); }
     static floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
+    static floats sub(floats a, floats b) { return _mm512_sub_ps(a, b); }
+    static floats max(floats a, floats b) { return _mm512_max_ps(a, b); }
+    static float  sum(floats x) { return _mm512_reduce_add_ps(x); }
+    static ints   bits(floats x) { return _mm512_castps_si512(x); }
+    static floats from_bits(ints x) { return _mm512_castsi512_ps(x); }
     static floats mul(floats a, floats b) { return _mm512_mul_ps(a, b); }
     static floats mul_add(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
     static floats mul_sub_from(floats a, floats b, floats c) { return _mm512_fnmadd_ps(a, b, c); }

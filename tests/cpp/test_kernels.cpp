@@ -1,4 +1,4 @@
-// Matrix products on packed weights, for every instruction set of this CPU: against the same products in F64, exactly equal
+// Matrix products on packed weights and attention, for every instruction set of this CPU: against the same in F64, exactly equal
 // whatever else is in the call, and within their buffers.
 #include "check.h"
 #include "kernels/kernels.h"
@@ -250,6 +250,115 @@ void test_packing_can_be_undone(weight_type type) {
     }
 }
 
+uint16_t half_of(float x) {  // of few digits
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    const int exponent = static_cast<int>(bits >> 23 & 255) - 112;
+    if (exponent <= 0) return static_cast<uint16_t>(bits >> 16 & 0x8000);
+    return static_cast<uint16_t>((bits >> 16 & 0x8000) | static_cast<uint32_t>(exponent) << 10 | (bits >> 13 & 1023));
+}
+
+double value_of(uint16_t x) { return half(reinterpret_cast<const uint8_t *>(&x)); }
+
+constexpr uint16_t hidden = 0xfc00;
+
+// Several query heads, keys and values of a cache, and what is masked out.
+struct attention_case {
+    int     head_size, n_heads;
+    int64_t n_cells;
+    std::vector<float>    q;
+    std::vector<uint16_t> k, v, mask;
+
+    attention_case(int head_size, int n_heads, int64_t n_cells, int hidden_of_8)
+        : head_size(head_size), n_heads(n_heads), n_cells(n_cells), q(random_row(n_heads * (head_size + 3))) {
+        std::normal_distribution<float> normal;
+        for (int64_t i = 0; i < n_cells * (head_size + 5); ++i) {
+            k.push_back(half_of(normal(rng)));
+            v.push_back(half_of(normal(rng)));
+        }
+        for (int64_t i = 0; i < n_cells; ++i) {
+            const bool hides = static_cast<int>(rng() / 64 % 8) < hidden_of_8 || (hidden_of_8 > 4 && i / 16 % 2);
+            mask.push_back(hides ? hidden : i % 5 ? 0 : half_of(-0.75f));
+        }
+    }
+
+    std::vector<float> run(const kernel_set & set, bool masked = true) const {
+        std::vector<float> out(static_cast<size_t>(n_heads * (head_size + 2)), 7.0f);
+        attention a = {head_size, n_heads, n_cells, q.data(), head_size + 3, k.data(), head_size + 5, v.data(), head_size + 5,
+                       masked ? mask.data() : nullptr, 0.125f, out.data(), head_size + 2};
+        set.attend(a);
+        return out;
+    }
+
+    double exact(int head, int i, bool masked) const {
+        double top = -1e300, total = 0, sum = 0;
+        std::vector<double> scores;
+        for (int64_t j = 0; j < n_cells; ++j) {
+            double s = masked ? value_of(mask[j] == hidden ? 0 : mask[j]) : 0.0;
+            for (int d = 0; d < head_size; ++d) s += 0.125 * q[head * (head_size + 3) + d] * value_of(k[j * (head_size + 5) + d]);
+            scores.push_back(masked && mask[j] == hidden ? -1e300 : s);
+            top = std::max(top, scores.back());
+        }
+        for (int64_t j = 0; j < n_cells; ++j) {
+            if (scores[j] == -1e300) continue;
+            const double w = std::exp(scores[j] - top);
+            total += w;
+            sum += w * value_of(v[j * (head_size + 5) + i]);
+        }
+        return total == 0 ? 0 : sum / total;
+    }
+};
+
+void test_attention(const kernel_set & set) {
+    for (int head_size : {64, 128}) {
+        for (int n_heads : {1, 2, 3, 4, 9}) {
+            for (int64_t n_cells : {0, 1, 7, 63, 64, 65, 300}) {
+                for (int hidden_of_8 : {0, 3, 7, 8}) {
+                    const attention_case c(head_size, n_heads, n_cells, hidden_of_8);
+                    const bool           masked = hidden_of_8 != 0;
+                    const auto           out    = c.run(set, masked);
+                    double               worst  = 0;
+                    for (int h = 0; h < n_heads; ++h) {
+                        const float * row = &out[static_cast<size_t>(h * (head_size + 2))];
+                        for (int i = 0; i < head_size; i += 7) worst = std::max(worst, std::fabs(row[i] - c.exact(h, i, masked)));
+                        CHECK(row[head_size] == 7.0f && row[head_size + 1] == 7.0f);
+                    }
+                    CHECK(worst < 1e-5);
+                }
+            }
+        }
+    }
+}
+
+// Cells that are hidden do not change a bit of it, nor do heads that are computed beside it.
+void test_attention_is_of_what_is_seen(const kernel_set & set) {
+    const attention_case c(64, 3, 200, 6);
+    attention_case       seen = c, other = c;
+    seen.k.clear(), seen.v.clear(), seen.mask.clear();
+    for (int64_t j = 0; j < c.n_cells; ++j) {
+        const auto first = static_cast<std::ptrdiff_t>(j * (64 + 5));
+        if (c.mask[j] == hidden) {
+            std::fill_n(other.k.begin() + first, 64, uint16_t{0x7e00});  // NaN
+            std::fill_n(other.v.begin() + first, 64, uint16_t{0x7e00});
+            continue;
+        }
+        seen.k.insert(seen.k.end(), c.k.begin() + first, c.k.begin() + first + 64 + 5);
+        seen.v.insert(seen.v.end(), c.v.begin() + first, c.v.begin() + first + 64 + 5);
+        seen.mask.push_back(c.mask[j]);
+    }
+    seen.n_cells = static_cast<int64_t>(seen.mask.size());
+    const auto out = c.run(set);
+    CHECK(out == seen.run(set) && out == other.run(set));
+    attention_case alone = c;
+    alone.n_heads = 1;
+    const auto first = alone.run(set);
+    CHECK(std::equal(first.begin(), first.begin() + 64, out.begin()));
+    for (int64_t j = 0; j < c.n_cells; ++j) {
+        if (c.mask[j] != hidden) alone.k[j * (64 + 5) + 3] = 0x7e00;
+    }
+    CHECK(std::isnan(alone.run(set)[0]));
+}
+
 }  // namespace
 
 int main() {
@@ -264,6 +373,8 @@ int main() {
             test_every_batch_gives_the_same(**set, type);
             test_nan_stays_in_its_row(**set, type);
         }
+        test_attention(**set);
+        test_attention_is_of_what_is_seen(**set);
         std::printf("%s: tested\n", (*set)->name);
     }
     return check::failures != 0;
