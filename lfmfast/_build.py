@@ -21,7 +21,7 @@ def build_info() -> dict[str, Any]:
         ``version`` of lfmfast; ``llama_cpp`` build; ``compiler``; ``build_type``; ``cpu_variant``: which of a portable
         build's CPU backends was chosen for this machine (``"haswell"``), else ``"built in"``; ``cpu_flags`` that it
         was compiled with; ``cpu_features_compiled`` and ``cpu_features_found`` (lists of names); ``kernels``:
-        the instruction set of lfmfast's own matrix products on the CPU, ``"none"`` where they are switched off
+        the instruction set of lfmfast's own matrix products and attention on the CPU, ``"none"`` where they are switched off
         (``LFMFAST_KERNELS=0``) or there are none for this CPU; ``kernel_types`` of weights that they multiply (others
         go to ggml's); ``devices``, those of a plugin with its name; ``plugins`` that are installed, each with its devices or
         the reason why it is not used (none is with ``LFMFAST_PLUGINS=0``); ``python`` and ``platform`` that it runs on.

@@ -82,6 +82,8 @@ SHAPES = {
                     template="LFM2-8B-A1B.jinja", name="LFM2 8B A1B", basename="LFM2", size_label="8B-A1B", n_expert=32,
                     n_expert_used=4, n_ff_exp=1792, n_dense=2),
 }
+SHAPES["8B-A1B-short"] = dataclasses.replace(SHAPES["8B-A1B"], n_layer=6, attention=(2, 5), name="LFM2 8B A1B Short",
+                                             size_label="2B")  # of a size that is quickly written and loaded
 
 
 @dataclasses.dataclass(frozen=True)
