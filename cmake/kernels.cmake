@@ -1,6 +1,7 @@
 # lfmfast_kernel_sources(<variable>): the kernels' files that need no ggml, each with the flags of its instruction set. They
 # are chosen from at run time, so they are the same whatever the rest is compiled for; elsewhere there are none.
 include(CheckCXXCompilerFlag)
+include(CheckCXXSourceCompiles)
 function(lfmfast_kernel_sources variable)
   set(dir "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../lfmfast/kernels")
   set(sources "${dir}/dispatch.cpp" "${dir}/pack.cpp")
@@ -23,7 +24,8 @@ function(lfmfast_kernel_sources variable)
     list(APPEND defines LFMFAST_KERNELS_X86)
     set_property(SOURCE "${dir}/avx2.cpp" PROPERTY COMPILE_OPTIONS ${avx2})
     set_property(SOURCE "${dir}/avx512vnni.cpp" PROPERTY COMPILE_OPTIONS ${avx512})
-    if(CMAKE_SYSTEM_NAME STREQUAL "Linux")  # elsewhere a process asks for AMX in another way, or can't have it
+    check_cxx_source_compiles("int main() { __asm__ volatile(\"tdpbsud %tmm2, %tmm1, %tmm0\"); }" LFMFAST_HAS_AMX)  # assembler
+    if(LFMFAST_HAS_AMX AND CMAKE_SYSTEM_NAME STREQUAL "Linux")  # elsewhere a process asks for it in another way
       list(APPEND sources "${dir}/amx.cpp")
       list(APPEND defines LFMFAST_KERNELS_AMX)
       set_property(SOURCE "${dir}/amx.cpp" PROPERTY COMPILE_OPTIONS ${avx512})

@@ -132,6 +132,36 @@ def test_what_can_not_be_held_is_refused(paths, tmp_path):
         model.load_prefix(prefix)
 
 
+def test_contexts_that_come_and_go_do_not_disturb_others(paths):
+    """All threads of a pass compute a node in the same way, or they wait for each other at different places."""
+    script = """
+        import sys, threading
+        import numpy as np
+        from lfmfast.lowlevel import Batch, Context, Model
+        model, stop = Model.load(sys.argv[1]), threading.Event()
+        def decode():
+            rows = []
+            with Context(model, n_ctx=1024, n_seq_max=4, n_threads=2) as context:
+                for step in range(250):
+                    batch = Batch(4, 4)
+                    for seq in range(4):
+                        batch.add(20 + step + seq, step, seq, output=True)
+                    context.decode(batch)
+                    rows.append(context.logits.copy())
+            return np.concatenate(rows)
+        def come_and_go():
+            while not stop.is_set():
+                Context(model, n_ctx=64, n_threads=1, deterministic=True).close()
+        alone, thread = decode(), threading.Thread(target=come_and_go)
+        thread.start()
+        same = np.array_equal(decode(), alone)
+        stop.set()
+        thread.join()
+        print(same)
+    """
+    assert child.run(script, paths["Q4_K_M"]).strip() == "True"
+
+
 def test_without_our_kernels_it_is_refused(paths):
     script = """
         import sys, lfmfast

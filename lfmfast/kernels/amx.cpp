@@ -14,7 +14,7 @@ namespace lfmfast::kernels {
 
 namespace {
 
-constexpr int tile_rows = 16;  // of a tile
+constexpr int tile_rows = 16;
 constexpr int min_rows  = 6;   // with fewer, two planes take longer to unpack than AMX saves
 
 // For fewer rows: the same numbers.

@@ -20,6 +20,7 @@
 
 #ifdef __linux__
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #ifdef LFMFAST_BACKEND_DL
@@ -93,7 +94,11 @@ class attention_traits : public ggml::cpu::tensor_traits {
 public:
     bool work_size(int, const ggml_tensor *, size_t &) override { return false; }  // as much as ggml's needs
 
-    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override { return attend(*kernels, params, op); }
+    // Asked at the node, of its own pool: all threads of a pass must go the same way, whatever contexts come and go meanwhile.
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        if (auto * exact = exact_traits(op)) exact->compute_forward(params, op);
+        return !params->use_ref && attend(*kernels, params, op);
+    }
 
     static attention_traits * of(const ggml_tensor * op) {
         static attention_traits shared;
@@ -134,8 +139,8 @@ public:
         const bool known = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID || op->op == GGML_OP_GET_ROWS;
         if (known && is_ours(op)) return static_cast<ggml::cpu::tensor_traits *>(op->src[0]->extra);
         if (auto * conv = conv_traits::of(op)) return conv;
-        if (auto * exact = exact_traits(op)) return exact;
-        return attention_traits::of(op);
+        if (auto * attention = attention_traits::of(op)) return attention;
+        return exact_traits(op);
     }
 
 private:
@@ -189,8 +194,8 @@ void release_file_pages(const void * data, size_t size) {
         char          may[5];
         if (sscanf(line.c_str(), "%lx-%lx %4s %*s %*s %lu", &first, &last, may, &inode) != 4) continue;
         if (begin < first || end > last) continue;
-        constexpr uintptr_t page = 4096;
-        const uintptr_t     at   = (begin + page - 1) / page * page, to = end / page * page;
+        const auto      page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+        const uintptr_t at   = (begin + page - 1) / page * page, to = end / page * page;
         if (!strcmp(may, "r--s") && inode != 0 && at < to) madvise(reinterpret_cast<void *>(at), to - at, MADV_DONTNEED);
         return;
     }
